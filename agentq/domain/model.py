@@ -1,0 +1,233 @@
+"""The nouns of a run: its statuses, its steps, its fence and what a step may end as."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from agentq.domain.effects import ToolEffect
+from agentq.domain.failures import FailureClass
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+
+class RunStatus(StrEnum):
+    """Where a run is. A dead letter is `FAILED` with a reason."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING_FOR_APPROVAL = "waiting_for_approval"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+class RunMode(StrEnum):
+    """Who drives a run: workers, or the process that asked for it."""
+
+    QUEUED = "queued"
+    INTERACTIVE = "interactive"
+
+
+class StepKind(StrEnum):
+    MODEL = "model"
+    TOOL = "tool"
+
+
+class StepState(StrEnum):
+    """Where a step is.
+
+    `WAITING` steps were asked for in the same turn as an open one and come after it; `CLOSED` steps were open when
+    their run ended otherwise (a cancel, another step's dead letter); a replay opens them again.
+    """
+
+    WAITING = "waiting"
+    AVAILABLE = "available"
+    COMPLETED = "completed"
+    DEAD_LETTERED = "dead_lettered"
+    CLOSED = "closed"
+
+
+class DeadLetterReason(StrEnum):
+    NOT_RETRYABLE = "NOT_RETRYABLE"
+    RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
+
+
+class Decision(StrEnum):
+    """What a person or a probe says about an unknown write."""
+
+    HAPPENED = "happened"
+    DID_NOT_HAPPEN = "did_not_happen"
+
+
+class Charge(StrEnum):
+    """Which budget a requeue spends."""
+
+    NOTHING = "nothing"
+    TRY = "try"
+    PATIENCE = "patience"
+    CRASH = "crash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRef:
+    """Names one attempt of one step: all that a step's message holds."""
+
+    run_id: str
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that a model asked for. `id` is the model's own name for it."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens that one model turn used."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """What a model answered: the final text, or the calls it wants made (with or without a text beside them)."""
+
+    text: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStep:
+    """A step that a settle adds. `batch` numbers the groups of one turn that run together: a write has its own."""
+
+    kind: StepKind
+    batch: int = 0
+    tool: str | None = None
+    call_id: str | None = None
+    arguments: Json = None
+    effect: ToolEffect = ToolEffect.READ_ONLY
+    deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One recorded unit of a run, as the store holds it.
+
+    `attempt` is the number of the attempt that may run now; it is also the fencing token of everything the step does.
+    `tries` and `crashes` count what was spent of the two budgets. `may_have_happened` stays on a keyed write that was
+    requeued over its fence, until a result is recorded.
+    """
+
+    run_id: str
+    number: int
+    kind: StepKind
+    state: StepState
+    attempt: int
+    batch: int = 0
+    tool: str | None = None
+    call_id: str | None = None
+    arguments: Json = None
+    effect: ToolEffect = ToolEffect.READ_ONLY
+    deadline_seconds: float | None = None
+    tries: int = 0
+    crashes: int = 0
+    throttled_since: datetime | None = None
+    may_have_happened: bool = False
+    result: Json = None
+    is_error: bool = False
+    usage: Usage = Usage()
+    due_at: datetime | None = None
+    dispatched_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def ref(self) -> StepRef:
+        return StepRef(run_id=self.run_id, number=self.number, attempt=self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """`pending_effect`: the write in flight, stamped on the run's row before the tool is called.
+
+    `is_callable` is False when the process that stamped it had no such tool: nothing can have been called.
+    `deadline_at` is database time: by then the caller has ended the call, or itself. `settles_within_seconds` is how
+    long the receiver may still act after that; None: nobody can say, so only a person can rule that it didn't happen.
+    """
+
+    id: str
+    number: int
+    attempt: int
+    tool: str
+    effect: ToolEffect
+    owner: str
+    stamped_at: datetime
+    deadline_at: datetime
+    settles_within_seconds: float | None
+    is_callable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """Why a run stopped and waits for a person."""
+
+    run_id: str
+    number: int
+    reason: DeadLetterReason
+    failure_class: FailureClass
+    error: str
+    outcome_unknown: bool
+    created_at: datetime
+    id: int = 0
+    closed_at: datetime | None = None
+    closed_by: str | None = None
+    closed_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as people and programs see it."""
+
+    id: str
+    agent: str
+    input: Json
+    status: RunStatus
+    mode: RunMode
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    output: Json = None
+    error: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    cancel_requested: bool = False
+    pending_effect: Fence | None = None
+    has_contradiction: bool = False
+    events_lost: int = 0
+    dead_letter: DeadLetter | None = None
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of a run's audit log. `sequence` counts within the run, from 1."""
+
+    run_id: str
+    sequence: int
+    at: datetime
+    kind: str
+    number: int | None
+    attempt: int | None
+    actor: str
+    data: dict[str, Any]

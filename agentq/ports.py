@@ -1,0 +1,521 @@
+"""What the core asks of the world: Protocols that speak in transitions, and the data they take and give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from agentq.domain.effects import ToolEffect
+from agentq.domain.failures import FailureClass
+from agentq.domain.model import (
+    Charge,
+    DeadLetter,
+    DeadLetterReason,
+    Decision,
+    Event,
+    Fence,
+    Json,
+    ModelReply,
+    NewStep,
+    Run,
+    RunMode,
+    RunStatus,
+    Step,
+    StepKind,
+    StepRef,
+    Usage,
+)
+
+# --- A step, from message to settle ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wakeup:
+    """What a dispatcher needs to publish a step: ids for the message, the rest to route it and to name it in Flower."""
+
+    ref: StepRef
+    agent: str
+    kind: StepKind
+    tool: str | None = None
+    effect: ToolEffect = ToolEffect.READ_ONLY
+    deadline_seconds: float | None = None
+    is_isolated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHead:
+    """What a step needs to know of its run."""
+
+    id: str
+    agent: str
+    input: Json
+    mode: RunMode
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryItem:
+    """One completed step as the next model turn needs it. `result` is the stored JSON text, not yet parsed."""
+
+    kind: StepKind
+    call_id: str | None
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An attempt that may run: the step, its run, for a model turn the results so far, and a fence that stands.
+
+    `handed_back_seconds` is how long ago the step was first handed back for want of its agent or tool; None: never.
+    """
+
+    run: RunHead
+    step: Step
+    history: tuple[HistoryItem, ...] = ()
+    fence: Fence | None = None
+    handed_back_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRequest:
+    """A fence to stamp. `id` is chosen by the caller, so that a lost reply can be asked again."""
+
+    ref: StepRef
+    id: str
+    owner: str
+    tool: str
+    effect: ToolEffect
+    deadline_seconds: float
+    settles_within_seconds: float | None
+    is_callable: bool = True
+
+
+class FenceVerdict(StrEnum):
+    STAMPED = "stamped"  # It stands and is ours, by this call or by an earlier try of it.
+    FENCE_STANDS = "fence_stands"  # Another write is in flight, or unknown.
+    MOVED_ON = "moved_on"  # The run ended, is to be cancelled, or another attempt is up.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The run is done: this is its output."""
+
+    output: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A model turn asked for these calls."""
+
+    calls: tuple[NewStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A call of a turn is done: the last of its batch opens the next batch, or the next model turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The step is completed with this result. `note` goes into its audit event (never a payload)."""
+
+    result: Json
+    then: Answer | Turn | Join
+    is_error: bool = False
+    usage: Usage = Usage()
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """Requeue: the step is available again as a new attempt, `due_in_seconds` from now, with no fence.
+
+    `waits_for_fence`: not before the fence's deadline plus `settles_within` either, because the receiver may still be
+    at work.
+    """
+
+    charge: Charge
+    error: str
+    failure_class: FailureClass | None = None
+    due_in_seconds: float = 0
+    waits_for_fence: bool = False
+    is_isolated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The run ends as failed; of a queued run it is a dead letter. With `outcome_unknown` the fence stays."""
+
+    reason: DeadLetterReason
+    failure_class: FailureClass
+    error: str
+    outcome_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """One guarded change of a step by whoever holds it. `fence_id` is the caller's own fence, None without one.
+
+    `owner` makes it idempotent: the same settlement sent again is answered ALREADY.
+    `with_events=False` gives up the audit events (counted on the run): only for what only reads.
+    """
+
+    ref: StepRef
+    owner: str
+    effect: ToolEffect
+    change: Recorded | Retried | Stopped
+    fence_id: str | None = None
+    with_events: bool = True
+
+
+class Verdict(StrEnum):
+    APPLIED = "applied"
+    ALREADY = "already"  # By an earlier try of the same settlement.
+    LATE = "late"  # Applied although the step had moved on: the outcome of a write is never dropped.
+    AGREED = "agreed"  # A result is recorded that says the same; noted.
+    CONTRADICTED = "contradicted"  # ... that says otherwise; recorded and raised.
+    MOVED_ON = "moved_on"  # Nothing was changed, nothing is lost: somebody else has the step, or the run ended.
+    REFUSED = "refused"  # A requeue over a plain write's fence without a decision.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A settle's answer: what became of it, what to wake, and where the run stands now."""
+
+    verdict: Verdict
+    wakeups: tuple[Wakeup, ...] = ()
+    run_status: RunStatus | None = None
+
+
+class StepStore(Protocol):
+    """What a worker does to a step. Every change locks the run's row first and decides on what it reads after that.
+
+    Every method raises StoreUnavailableError when the database can't be reached or its reply was lost. All changes may
+    be sent again after that: they find what they did before.
+    """
+
+    def load(self, ref: StepRef) -> Loaded | None:
+        """The attempt, if its run is active and it is available and due; None otherwise."""
+        ...
+
+    def fence(self, request: FenceRequest) -> FenceVerdict:
+        """Stamp `pending_effect`, durably, if the run is active, no cancel is requested, the attempt is up and no
+        fence stands. Raises AuditRefusedError when the fence's event can't be stored: then nothing is stamped."""
+        ...
+
+    def take_back(self, ref: StepRef, fence_id: str, owner: str) -> bool:
+        """Clear the caller's own fence because nothing was called; withdraws a dead letter shown over it, carries out
+        a cancel that waited for it. The attempt stays and is dispatched again. False: that fence doesn't stand."""
+        ...
+
+    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
+        """Make the attempt available again later at no charge: it couldn't be started here. False: it moved on."""
+        ...
+
+    def settle(self, settlement: Settlement) -> Settled:
+        """Make one guarded change. Raises StoreRefusedError when the database refuses its data (nothing is changed),
+        AuditRefusedError when it refuses the event."""
+        ...
+
+    def beat(self, ref: StepRef) -> bool:
+        """Called now and then during a long attempt: shows a queued run as running. True: a cancel is requested."""
+        ...
+
+
+# --- Enqueueing -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to be. `error` makes it a refused one: a row that is FAILED with its reason, and never runs."""
+
+    id: str
+    agent: str
+    input: Json
+    mode: RunMode = RunMode.QUEUED
+    idempotency_key: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """`is_new` False: the idempotency key had that run before, with the same agent and input. `wakeup` is its first step
+    to publish, marked as dispatched already."""
+
+    run_id: str
+    is_new: bool
+    wakeup: Wakeup | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAgent:
+    """An agent as workers registered it. `seen_seconds` is how long ago a worker that serves it was last alive."""
+
+    name: str
+    input_bytes_max: int
+    seen_seconds: float
+
+
+class RunStore(Protocol):
+    """Starting, reading and cancelling runs."""
+
+    def add(self, runs: Sequence[NewRun]) -> list[Added]:
+        """Store all runs, each with its first step, in one transaction, in the order given.
+
+        Raises IdempotencyConflictError (nothing is stored) when a key, or a run id, has another agent or input."""
+        ...
+
+    def undispatch(self, refs: Sequence[StepRef]) -> None:
+        """These steps were not published after all: the dispatcher will see to them."""
+        ...
+
+    def agents(self) -> dict[str, ServedAgent]: ...
+
+    def run(self, run_id: str) -> Run:
+        """The run with its steps and its open dead letter. Raises NotFoundError."""
+        ...
+
+    def status(self, run_id: str) -> RunStatus:
+        """Raises NotFoundError."""
+        ...
+
+    def run_by_key(self, idempotency_key: str) -> Run:
+        """Raises NotFoundError."""
+        ...
+
+    def runs(self, filters: "RunFilter") -> list[Run]:
+        """Newest first, without steps."""
+        ...
+
+    def events(self, run_id: str, after: int = 0) -> list[Event]: ...
+
+    def cancel(self, run_id: str, *, actor: str, reason: str) -> RunStatus:
+        """No fence: cancelled now, open steps closed with it. A fence: cancelled when that has ended. The status after.
+        Cancelling an ended run changes nothing and returns its status."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """The one filter grammar of CLI, client and API. None: any. Times are UTC."""
+
+    statuses: tuple[RunStatus, ...] = ()
+    agent: str | None = None
+    tool: str | None = None
+    reason: DeadLetterReason | None = None
+    failure_class: FailureClass | None = None
+    outcome_unknown: bool | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    metadata: Mapping[str, str] | None = None
+    limit: int = 100
+
+
+# --- Keeping --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A step that was dispatched and has no result yet, as the reaper judges it."""
+
+    wakeup: Wakeup
+    crashes: int
+    dispatched_seconds: float
+    republished: int
+    is_cancelled: bool
+    fence: Fence | None
+    fence_is_past_deadline: bool = False
+    fence_is_settled: bool = False  # Past `settles_within` too; False where the tool doesn't declare it.
+
+
+class KeeperStore(Protocol):
+    """What the keeper reads, and the marks it leaves. Its verdicts go through `StepStore.settle` like a worker's."""
+
+    def take_due(self, limit: int, *, queue_kinds: Sequence[StepKind] = ()) -> list[Wakeup]:
+        """Up to `limit` available steps that are due and not dispatched, oldest first, marked as dispatched now."""
+        ...
+
+    def in_flight(self, *, after: StepRef | None, limit: int) -> list[InFlight]:
+        """Dispatched, available steps of active queued runs, and every step under a fence of an active run, ordered
+        by run id and number, after the given one."""
+        ...
+
+    def mark_republished(self, refs: Sequence[StepRef]) -> list[StepRef]:
+        """Those that are still available at that attempt, marked as dispatched now, once more."""
+        ...
+
+    def runs_without_open_step(self, limit: int) -> list[str]:
+        """Active runs that have no available step."""
+        ...
+
+    def resume(self, run_id: str) -> tuple[Wakeup, ...]:
+        """Compute anew what comes next in such a run, and open it (or end the run): the wake-ups to publish."""
+        ...
+
+    def interactive_runs(self) -> list[tuple[StepRef, Fence | None, bool]]:
+        """Active interactive runs: their open step (number 0: none), fence, and whether that is past its deadline."""
+        ...
+
+    def fail_interactive(self, run_id: str, *, error: str) -> bool:
+        """The caller is lost: FAILED; a standing fence is listed like a dead letter. False: it has ended."""
+        ...
+
+    def see_agents(self, agents: Mapping[str, int]) -> None:
+        """A worker that serves these (name: input_bytes_max) is alive now; registers those that are new."""
+        ...
+
+
+# --- Deciding -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """A person's (or probe's) word on an unknown write. `result` with HAPPENED; `looked_at` with DID_NOT_HAPPEN: when
+    they looked (UTC), None for now."""
+
+    decision: Decision
+    result: Json = None
+    looked_at: datetime | None = None
+
+
+class DecisionStore(Protocol):
+    """Dead letters, and what people decide about them. Every decision is audited, refused ones too."""
+
+    def dead_letters(self, filters: RunFilter) -> list[DeadLetter]:
+        """Open ones, those with a contradiction first, then newest first."""
+        ...
+
+    def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:
+        """Record what became of the unknown write; the run stays failed until it is replayed.
+
+        Raises NotFoundError, AlreadyDecidedError (no write is in doubt), TooEarlyError."""
+        ...
+
+    def replay(self, run_id: str, *, actor: str, reason: str) -> tuple[Wakeup, ...]:
+        """Run a failed run again from where it stopped: recorded results stay, the failed step and those that its end
+        closed are opened with new budgets.
+
+        Raises NotFoundError, DecisionRequiredError, AlreadyDecidedError, RefusedError (cancelled)."""
+        ...
+
+
+# --- Leases ---------------------------------------------------------------------------------------------------------
+
+
+class LeaseAnswer(StrEnum):
+    HELD = "held"  # It is ours now.
+    HELD_BY_OTHER = "held_by_other"
+    ALREADY_STARTED = "already_started"  # This attempt, or a newer one, was started and not released.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """What Redis knows of a step: who holds it, and which attempt was started and never released."""
+
+    owner: str | None
+    started_attempt: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSurvey:
+    """`is_trustworthy` False: Redis was flushed or restarted less than a lease time ago; judge nothing by it."""
+
+    is_trustworthy: bool
+    views: tuple[LeaseView, ...]
+
+
+class Leases(Protocol):
+    """The right to execute one attempt for a while. Every method raises LeasesUnavailableError when Redis is away."""
+
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
+        """An attempt starts once: leaves a mark that outlives the lease and is taken off by `release` alone. Takes over
+        the lease of a lower attempt."""
+        ...
+
+    def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
+        """Hold on for `seconds` from now. A missing lease is taken again, unless a newer attempt was started.
+        False: lost."""
+        ...
+
+    def release(self, ref: StepRef, owner: str) -> None:
+        """Give lease and mark back, if they are the owner's."""
+        ...
+
+    def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey: ...
+
+    def bury(self, ref: StepRef, process: str) -> bool:
+        """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays. False: it isn't."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeathNote:
+    """A pool child died (or was killed for its time limit) over this attempt, as its parent saw."""
+
+    ref: StepRef
+    process: str
+
+
+class Nudges(Protocol):
+    """How a worker wakes the keeper before its interval is over. Losing one costs an interval."""
+
+    def leave_note(self, note: DeathNote) -> None: ...
+
+    def nudge(self) -> None: ...
+
+    def wait(self, seconds: float) -> list[DeathNote]:
+        """Return at the first nudge or note, or after `seconds`: the notes left since the last call."""
+        ...
+
+    def lead(self, owner: str, seconds: float) -> bool:
+        """Be, or stay, the leading keeper for `seconds`. False: another one is."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Publishes wake-up calls. Raises BrokerUnavailableError at once rather than wait for a broker that is away."""
+
+    def publish(self, wakeups: Sequence[Wakeup]) -> None: ...
+
+    def backlog(self) -> Mapping[StepKind, int]:
+        """How many messages wait in the queue of each kind of step."""
+        ...
+
+    def is_drained(self) -> bool:
+        """True: no message is queued and none is delivered and unacknowledged, so that no step can be in one."""
+        ...
+
+
+# --- The world ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One model turn. Messages and tools have the shapes of the Chat Completions API."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    timeout_seconds: float
+
+
+class ModelClient(Protocol):
+    """Asks a model for its next reply. Raises what `FailureClassifier` knows; never retries by itself."""
+
+    def complete(self, request: ModelRequest) -> ModelReply: ...
+
+
+class Clock(Protocol):
+    """Time and chance, so that tests own both."""
+
+    def elapsed_seconds(self) -> float:
+        """A clock for durations that goes on while the machine sleeps."""
+        ...
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...

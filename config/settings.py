@@ -1,0 +1,173 @@
+"""Every setting of agentq: read from the environment, typed, checked, each with the reason for its default."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentq.domain.errors import ConfigurationError
+
+PREFIX = "AGENTQ_"
+BROKER_SCHEMES = ("redis", "rediss", "valkey", "sentinel", "redis+socket")
+DATABASE_SCHEMES = ("postgresql", "sqlite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One field a setting; `AGENTQ_` plus its name in capitals sets it. Durations are seconds, sizes bytes."""
+
+    home: Path = Path(".agentq")
+    """Where the embedded default keeps its database, its Valkey and outcome files; relative to the current folder,
+    so that two projects on one machine don't share state."""
+
+    database_url: str = ""
+    """Where runs live. Empty: SQLite in `home`, so that a first try needs no server."""
+
+    broker_url: str = ""
+    """Redis or Valkey, single or Sentinel. Empty: the Valkey that `agentq up` runs from `home`."""
+
+    lease_url: str = ""
+    """Where leases live. Empty: the broker's, one server less to run."""
+
+    agents: tuple[str, ...] = ()
+    """Modules that define agents and tools, comma-separated. Empty: a worker that serves none, which is refused."""
+
+    key_prefix: str = "agentq"
+    """Begins the name of every key and queue, so that two deployments can share one Redis."""
+
+    lease_seconds: float = 15.0
+    """How long a step stays its worker's without a heartbeat: long enough for a slow garbage collection or a busy
+    machine, short enough that a dead worker's reads run again while a person still waits."""
+
+    keeper_interval_seconds: float = 2.0
+    """How often the keeper dispatches and reaps: part of every recovery time."""
+
+    operation_deadline_seconds: float = 30.0
+    """By when the call of a writing tool has ended, or its process; a tool may declare its own."""
+
+    model_timeout_seconds: float = 120.0
+    """How long one model turn may take: long answers of slow models take a minute."""
+
+    settle_patience_seconds: float = 60.0
+    """How long an outcome is recorded again while the database is away: most failovers take less."""
+
+    tries_max: int = 3
+    """Requeues of a step whose call was made and failed in a retryable way: enough for a blink of a service."""
+
+    crashes_max: int = 3
+    """How often a step may lose its process: enough for a deploy and bad luck, few enough to stop a poison step."""
+
+    backoff_seconds: float = 1.0
+    """The first wait before a retry; doubled for each further one, with full jitter, up to a minute."""
+
+    patience_seconds: float = 3600.0
+    """How long a step may wait for rate limits and open circuits, which cost no tries: providers reset by the hour."""
+
+    hand_back_seconds: float = 60.0
+    """How long a step is handed back for want of its agent or tool: the length of a rolling deploy's overlap."""
+
+    backlog_max: int = 1000
+    """First steps in a queue before new runs stay rows: seconds of work for a fleet, little memory for Redis."""
+
+    visibility_timeout_seconds: float = 3600.0
+    """When the broker delivers an unacknowledged message again. Safety doesn't rest on it; longer than every deadline
+    it makes no noise, and the keeper recovers lost steps long before."""
+
+    input_bytes_max: int = 262_144
+    """The largest input of a run: every model turn reads it again."""
+
+    result_bytes_max: int = 16_777_216
+    """The largest result of a step that is kept: a row that every later model turn loads."""
+
+    turns_max: int = 1000
+    """Model turns of one run: an agent that goes round in circles ends as a dead letter."""
+
+    model_concurrency: int = 100
+    """Threads of a model worker: its steps wait for the network."""
+
+    tools_concurrency: int = 4
+    """Processes of a tools worker: each may be killed alone when a call outlives its deadline."""
+
+    openai_base_url: str = ""
+    """Another endpoint that speaks the Chat Completions API. Empty: the SDK's own default."""
+
+    flower_address: str = "127.0.0.1"
+    """Where Flower listens: not beyond this machine unless credentials are set."""
+
+    flower_port: int = 5555
+
+    flower_basic_auth: str = ""
+    """`user:password`; needed for any address but loopback."""
+
+    flower_read_only: bool = True
+    """Terminating a task from a browser makes an unknown write of it."""
+
+    @property
+    def effective_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home.absolute() / 'agentq.db'}"
+
+    @property
+    def effective_broker_url(self) -> str:
+        return self.broker_url or f"redis+socket://{self.home.absolute() / 'valkey.sock'}"
+
+    @property
+    def effective_lease_url(self) -> str:
+        return self.lease_url or self.effective_broker_url
+
+    def queue(self, name: str) -> str:
+        """The queue of that name (`model`, `tools`, `isolated`, `control`)."""
+        return f"{self.key_prefix}.{name}"
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this environment. Raises ConfigurationError that names the variable and what it takes."""
+    known = {PREFIX + field.name.upper(): field for field in fields(Settings)}
+    values = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        if variable not in known:
+            raise ConfigurationError(f"unknown setting {variable}; the settings are {', '.join(sorted(known))}")
+        values[known[variable].name] = _parse(variable, text, known[variable].default)
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _parse(variable: str, text: str, default: object) -> object:
+    try:
+        match default:
+            case bool():
+                return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+            case int():
+                return int(text)
+            case float():
+                return float(text)
+            case tuple():
+                return tuple(part.strip() for part in text.split(",") if part.strip())
+            case Path():
+                return Path(text)
+            case _:
+                return text
+    except (ValueError, KeyError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number of seconds"}[type(default)]
+        raise ConfigurationError(f"{variable} is {text!r}; it takes {kind}") from None
+
+
+def _check(settings: Settings) -> None:
+    for field in fields(Settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
+            raise ConfigurationError(f"{PREFIX}{field.name.upper()} is {value!r}; it must be greater than 0")
+    _check_scheme("DATABASE_URL", settings.effective_database_url, DATABASE_SCHEMES)
+    _check_scheme("BROKER_URL", settings.effective_broker_url, BROKER_SCHEMES)
+    _check_scheme("LEASE_URL", settings.effective_lease_url, BROKER_SCHEMES)
+
+
+def _check_scheme(name: str, url: str, schemes: tuple[str, ...]) -> None:
+    scheme = urlsplit(url).scheme
+    if scheme.partition("+")[0] not in {known.partition("+")[0] for known in schemes}:
+        raise ConfigurationError(
+            f"{PREFIX}{name} begins with {scheme + ':' if scheme else 'no scheme'!r}; supported are {', '.join(f'{known}://' for known in schemes)}"
+        )
