@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from agentq.domain.effects import ToolEffect
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import (
-    Charge,
     DeadLetter,
     DeadLetterReason,
     Decision,
@@ -17,15 +16,19 @@ from agentq.domain.model import (
     Fence,
     Json,
     ModelReply,
-    NewStep,
     Run,
     RunMode,
     RunStatus,
     Step,
     StepKind,
     StepRef,
-    Usage,
 )
+from agentq.domain.outcomes import Answer as Answer
+from agentq.domain.outcomes import Join as Join
+from agentq.domain.outcomes import Recorded as Recorded
+from agentq.domain.outcomes import Retried as Retried
+from agentq.domain.outcomes import Stopped as Stopped
+from agentq.domain.outcomes import Turn as Turn
 
 # --- A step, from message to settle ---------------------------------------------------------------------------------
 
@@ -95,62 +98,6 @@ class FenceVerdict(StrEnum):
     STAMPED = "stamped"  # It stands and is ours, by this call or by an earlier try of it.
     FENCE_STANDS = "fence_stands"  # Another write is in flight, or unknown.
     MOVED_ON = "moved_on"  # The run ended, is to be cancelled, or another attempt is up.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The run is done: this is its output."""
-
-    output: Json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A model turn asked for these calls."""
-
-    calls: tuple[NewStep, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """A call of a turn is done: the last of its batch opens the next batch, or the next model turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """The step is completed with this result. `note` goes into its audit event (never a payload)."""
-
-    result: Json
-    then: Answer | Turn | Join
-    is_error: bool = False
-    usage: Usage = Usage()
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retried:
-    """Requeue: the step is available again as a new attempt, `due_in_seconds` from now, with no fence.
-
-    `waits_for_fence`: not before the fence's deadline plus `settles_within` either, because the receiver may still be
-    at work.
-    """
-
-    charge: Charge
-    error: str
-    failure_class: FailureClass | None = None
-    due_in_seconds: float = 0
-    waits_for_fence: bool = False
-    is_isolated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """The run ends as failed; of a queued run it is a dead letter. With `outcome_unknown` the fence stays."""
-
-    reason: DeadLetterReason
-    failure_class: FailureClass
-    error: str
-    outcome_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

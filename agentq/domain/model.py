@@ -110,7 +110,11 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStep:
-    """A step that a settle adds. `batch` numbers the groups of one turn that run together: a write has its own."""
+    """A step that a settle adds. `batch` numbers the groups of one turn that run together: a write has its own.
+
+    `error` is set for a call that can't be made (no such tool, arguments that don't fit): the step is stored as
+    completed, with that text as its error result.
+    """
 
     kind: StepKind
     batch: int = 0
@@ -119,6 +123,7 @@ class NewStep:
     arguments: Json = None
     effect: ToolEffect = ToolEffect.READ_ONLY
     deadline_seconds: float | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
