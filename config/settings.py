@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -109,7 +109,7 @@ class Settings:
 
     @property
     def effective_broker_url(self) -> str:
-        return self.broker_url or f"redis+socket://{self.home.absolute() / 'valkey.sock'}"
+        return self.broker_url or embedded_broker_url(self.home)
 
     @property
     def effective_lease_url(self) -> str:
@@ -118,6 +118,23 @@ class Settings:
     def queue(self, name: str) -> str:
         """The queue of that name (`model`, `tools`, `isolated`, `control`)."""
         return f"{self.key_prefix}.{name}"
+
+
+def embedded_broker_url(home: Path) -> str:
+    """Where the Valkey of this home listens: on a socket in it, or where its `valkey.address` says, because the path of
+    a socket has about 100 bytes and a URL not every character."""
+    address = home / "valkey.address"
+    return address.read_text().strip() if address.exists() else f"redis+socket://{home.absolute() / 'valkey.sock'}"
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The variables that give another process these settings, wherever it is started: only what isn't the default."""
+    absolute = replace(settings, home=settings.home.absolute())
+    return {
+        PREFIX + field.name.upper(): _written(getattr(absolute, field.name))
+        for field in fields(Settings)
+        if getattr(absolute, field.name) != field.default
+    }
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -153,6 +170,10 @@ def _parse(variable: str, text: str, default: object) -> object:
     except (ValueError, KeyError):
         kind = {bool: "true or false", int: "a whole number", float: "a number of seconds"}[type(default)]
         raise ConfigurationError(f"{variable} is {text!r}; it takes {kind}") from None
+
+
+def _written(value: object) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _check(settings: Settings) -> None:
