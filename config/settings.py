@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from agentq.domain.errors import ConfigurationError
@@ -140,7 +141,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of this environment. Raises ConfigurationError that names the variable and what it takes."""
     known = {PREFIX + field.name.upper(): field for field in fields(Settings)}
-    values = {}
+    values: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
             continue
