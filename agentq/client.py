@@ -1,0 +1,228 @@
+"""What another program does with runs: start them, wait for them, read them, cancel them, decide about dead letters."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agentq.domain.errors import InvalidInputError, WaitTimeoutError
+from agentq.domain.model import DeadLetter, Decision, Event, Json, Run, RunStatus, Step
+from agentq.filters import parse_filters, parse_time
+from agentq.ports import Ruling
+from agentq.services.enqueue import Enqueued, EnqueueRequest, enqueue, request_from
+from agentq.services.replay import replay
+
+if TYPE_CHECKING:
+    from agentq.bootstrap import Wiring
+    from agentq.config.settings import Settings
+
+POLL_SECONDS_FIRST = 0.05
+POLL_SECONDS_MAX = 1.0
+_NOT_GIVEN: Any = object()  # `happened=None` is an answer: the write happened and returned nothing.
+
+
+class AgentQ:
+    """A client of one deployment. It needs the database, and for quick starts the broker; never an agent's code.
+
+    Safe to share between threads; not across a fork. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self, settings: "Settings | None" = None, *, actor: str = "client", wiring: "Wiring | None" = None
+    ) -> None:
+        """`actor` is who decisions and cancels are written down for, unless a call says otherwise."""
+        if wiring is None:
+            from agentq.bootstrap import Wiring
+            from agentq.config.settings import load_settings
+
+            wiring = Wiring(settings or load_settings())
+        self._wiring = wiring
+        self._actor = actor
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, *, actor: str = "client") -> Self:
+        """The client that the `AGENTQ_` variables describe. Raises ConfigurationError that names the wrong one."""
+        from agentq.config.settings import load_settings
+
+        return cls(load_settings(environ), actor=actor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give connections back. The client can't be used afterwards."""
+        self._wiring.close()
+
+    # --- Starting runs ----------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        agent: str,
+        input: Json,  # noqa: A002 - the contract's name, as in the message that other services send
+        *,
+        idempotency_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        run_id: str | None = None,
+    ) -> str:
+        """Store a run and return its id; it starts when a worker is free. Needs the database only.
+
+        The same idempotency key returns the run that it started before. Raises UnknownAgentError,
+        IdempotencyConflictError or another InvalidInputError (nothing is stored), StoreUnavailableError.
+        """
+        return self.enqueue_one(
+            EnqueueRequest(agent=agent, input=input, idempotency_key=idempotency_key, metadata=metadata, run_id=run_id)
+        ).run_id
+
+    def enqueue_one(self, request: EnqueueRequest) -> Enqueued:
+        """Like `enqueue`; also says whether the run is new, and warns when no worker serves its agent right now."""
+        return self._enqueue([request])[0]
+
+    def enqueue_many(self, requests: Iterable[EnqueueRequest | Mapping[str, Any]]) -> list[str]:
+        """Store many runs, 500 a transaction, each given with the names of `enqueue`'s arguments; their ids in order.
+
+        All are checked before the first is stored. When the database fails midway, the batches before are stored: with
+        idempotency keys the whole call can safely be made again.
+        """
+        checked = [one if isinstance(one, EnqueueRequest) else request_from(one) for one in requests]
+        return [enqueued.run_id for enqueued in self._enqueue(checked)]
+
+    def _enqueue(self, requests: list[EnqueueRequest]) -> list[Enqueued]:
+        return enqueue(
+            requests,
+            runs=self._wiring.runs,
+            dispatcher=self._wiring.dispatcher,
+            backlog_max=self._wiring.settings.backlog_max,
+        )
+
+    # --- Reading runs -----------------------------------------------------------------------------------------------
+
+    def status(self, run_id: str) -> RunStatus:
+        """Where the run is now. Raises NotFoundError."""
+        return self._wiring.runs.status(run_id)
+
+    def get(self, run_id: str) -> Run:
+        """The run with its steps and its open dead letter. Raises NotFoundError."""
+        return self._wiring.runs.run(run_id)
+
+    def get_by_key(self, idempotency_key: str) -> Run:
+        """The run that this idempotency key started, or the refusal of it. Raises NotFoundError."""
+        return self._wiring.runs.run_by_key(idempotency_key)
+
+    def runs(self, **filters: Any) -> list[Run]:
+        """Newest first, without their steps; the filters are those of `agentq.filters.parse_filters`."""
+        return self._wiring.runs.runs(parse_filters(filters))
+
+    def wait(self, run_id: str, timeout: float | None = 60) -> Run:
+        """The run once it has ended, whichever way. Raises WaitTimeoutError after `timeout` seconds (None: never)."""
+        started = time.monotonic()
+        pause_seconds = POLL_SECONDS_FIRST
+        while not (status := self.status(run_id)).is_terminal:
+            left_seconds = float("inf") if timeout is None else timeout - (time.monotonic() - started)
+            if left_seconds <= 0:
+                raise WaitTimeoutError(f"run {run_id} is still {status} after {timeout:g} s; it goes on")
+            time.sleep(min(pause_seconds, left_seconds))
+            pause_seconds = min(pause_seconds * 1.5, POLL_SECONDS_MAX)
+        return self.get(run_id)
+
+    def events(self, run_id: str, after: int = 0, *, follow: bool = False) -> Iterator[Event]:
+        """The run's audit log behind sequence number `after`; with `follow` also what comes, until the run has ended."""
+        pause_seconds = POLL_SECONDS_FIRST
+        while True:
+            has_ended = self.status(run_id).is_terminal  # Asked before reading, so that its last event isn't missed.
+            events = self._wiring.runs.events(run_id, after)
+            yield from events
+            if has_ended or not follow:
+                return
+            after = events[-1].sequence if events else after
+            pause_seconds = POLL_SECONDS_FIRST if events else min(pause_seconds * 1.5, POLL_SECONDS_MAX)
+            time.sleep(pause_seconds)
+
+    # --- Changing runs ----------------------------------------------------------------------------------------------
+
+    def cancel(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
+        """Stop the run; a write that is in flight ends first. The status after: an ended run keeps its own.
+
+        Raises NotFoundError.
+        """
+        return self._wiring.runs.cancel(run_id, actor=actor or self._actor, reason=reason)
+
+    def dead_letters(self, **filters: Any) -> list[DeadLetter]:
+        """Runs that stopped and wait for a person; contradictions first, then newest first. Filters as for `runs`."""
+        return self._wiring.decisions.dead_letters(parse_filters(filters))
+
+    def resolve(
+        self,
+        run_id: str,
+        *,
+        happened: Json = _NOT_GIVEN,
+        did_not_happen: bool = False,
+        looked_at: datetime | str | None = None,
+        reason: str = "",
+        actor: str | None = None,
+    ) -> Step:
+        """Say what became of an unknown write: `happened` with its result, or `did_not_happen` and when you looked.
+
+        The run stays failed until it is replayed. Raises NotFoundError, AlreadyDecidedError, TooEarlyError.
+        """
+        ruling = _ruling(happened, did_not_happen, looked_at)
+        if ruling is None:
+            raise InvalidInputError("say what became of the write: happened=<its result>, or did_not_happen=True")
+        return self._wiring.decisions.resolve(run_id, ruling, actor=actor or self._actor, reason=reason)
+
+    def replay(
+        self,
+        run_id: str,
+        *,
+        happened: Json = _NOT_GIVEN,
+        did_not_happen: bool = False,
+        looked_at: datetime | str | None = None,
+        reason: str = "",
+        actor: str | None = None,
+    ) -> None:
+        """Run a dead-lettered run again from the step that stopped it; completed steps keep their results.
+
+        An unknown write needs a decision first, by `resolve` or here with the same arguments. Raises NotFoundError,
+        DecisionRequiredError, AlreadyDecidedError, TooEarlyError, RefusedError (a cancelled run).
+        """
+        replay(
+            run_id,
+            _ruling(happened, did_not_happen, looked_at),
+            actor=actor or self._actor,
+            reason=reason,
+            decisions=self._wiring.decisions,
+            runs=self._wiring.runs,
+            dispatcher=self._wiring.dispatcher,
+        )
+
+    # --- Running in this process ------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        agent: str,
+        input: Json,  # noqa: A002 - the contract's name
+        *,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Execute a run here and now, through the same steps as a worker would; it needs the agent's code.
+
+        Returns it once it has ended; if this process dies, the run is failed. Raises UnknownAgentError.
+        """
+        raise NotImplementedError
+
+
+def _ruling(happened: Json, did_not_happen: bool, looked_at: datetime | str | None) -> Ruling | None:
+    if happened is not _NOT_GIVEN and did_not_happen:
+        raise InvalidInputError("happened and did_not_happen contradict each other; say one of them")
+    if looked_at is not None and not did_not_happen:
+        raise InvalidInputError("looked_at goes with did_not_happen: it says when you looked and found nothing")
+    if did_not_happen:
+        looked = None if looked_at is None else parse_time("looked_at", looked_at, datetime.now(UTC))
+        return Ruling(decision=Decision.DID_NOT_HAPPEN, looked_at=looked)
+    if happened is not _NOT_GIVEN:
+        return Ruling(decision=Decision.HAPPENED, result=happened)
+    return None

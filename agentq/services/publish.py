@@ -1,0 +1,37 @@
+"""Wake workers for steps that are stored, and leave those that the broker can't take to the dispatcher."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from agentq.domain.errors import BrokerUnavailableError, StoreUnavailableError
+from agentq.domain.model import StepKind
+from agentq.ports import Dispatcher, RunStore, Wakeup
+
+
+def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> None:
+    """Publish new runs' first steps as long as the queue is shorter than `backlog_max`. Never raises for the broker."""
+    if not wakeups:
+        return
+    room = 0
+    with suppress(BrokerUnavailableError):
+        room = max(0, backlog_max - dispatcher.backlog().get(StepKind.MODEL, 0))
+    publish_steps(wakeups[:room], runs=runs, dispatcher=dispatcher)
+    _leave_to_dispatcher(wakeups[room:], runs)
+
+
+def publish_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher) -> None:
+    """Publish steps of runs that were going already, however long the queue is. Never raises for the broker."""
+    if not wakeups:
+        return
+    try:
+        dispatcher.publish(wakeups)
+    except BrokerUnavailableError:
+        _leave_to_dispatcher(wakeups, runs)  # Those that did get through are woken twice, which costs nothing.
+
+
+def _leave_to_dispatcher(wakeups: Sequence[Wakeup], runs: RunStore) -> None:
+    if not wakeups:
+        return
+    # Where the database can't take the note either, the keeper finds these steps lost and publishes them again.
+    with suppress(StoreUnavailableError):
+        runs.undispatch([wakeup.ref for wakeup in wakeups])

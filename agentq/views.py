@@ -1,0 +1,106 @@
+"""Runs, steps, events and dead letters as plain JSON: one shape for the CLI, the API and whoever reads them."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from agentq.domain.model import DeadLetter, Event, Fence, Run, Step
+
+
+def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
+    """A run; a list of runs leaves their steps out."""
+    view: dict[str, Any] = {
+        "id": run.id,
+        "agent": run.agent,
+        "status": run.status.value,
+        "mode": run.mode.value,
+        "created_at": time_text(run.created_at),
+        "started_at": time_text(run.started_at),
+        "finished_at": time_text(run.finished_at),
+        "input": run.input,
+        "output": run.output,
+        "error": run.error,
+        "idempotency_key": run.idempotency_key,
+        "metadata": run.metadata,
+        "cancel_requested": run.cancel_requested,
+        "has_contradiction": run.has_contradiction,
+        "events_lost": run.events_lost,
+        "pending_effect": fence_view(run.pending_effect) if run.pending_effect else None,
+        "dead_letter": dead_letter_view(run.dead_letter) if run.dead_letter else None,
+    }
+    if with_steps:
+        view["steps"] = [step_view(step) for step in run.steps]
+    return view
+
+
+def step_view(step: Step) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "kind": step.kind.value,
+        "state": step.state.value,
+        "attempt": step.attempt,
+        "tool": step.tool,
+        "effect": step.effect.value if step.tool else None,
+        "call_id": step.call_id,
+        "arguments": step.arguments,
+        "result": step.result,
+        "is_error": step.is_error,
+        "tries": step.tries,
+        "crashes": step.crashes,
+        "may_have_happened": step.may_have_happened,
+        "input_tokens": step.usage.input_tokens,
+        "output_tokens": step.usage.output_tokens,
+        "due_at": time_text(step.due_at),
+        "dispatched_at": time_text(step.dispatched_at),
+        "finished_at": time_text(step.finished_at),
+    }
+
+
+def fence_view(fence: Fence) -> dict[str, Any]:
+    return {
+        "id": fence.id,
+        "step": fence.number,
+        "attempt": fence.attempt,
+        "tool": fence.tool,
+        "effect": fence.effect.value,
+        "owner": fence.owner,
+        "stamped_at": time_text(fence.stamped_at),
+        "operation_deadline": time_text(fence.deadline_at),
+        "settles_within_seconds": fence.settles_within_seconds,
+        "is_callable": fence.is_callable,
+    }
+
+
+def dead_letter_view(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "run_id": letter.run_id,
+        "step": letter.number,
+        "reason": letter.reason.value,
+        "failure_class": letter.failure_class.value,
+        "outcome_unknown": letter.outcome_unknown,
+        "error": letter.error,
+        "created_at": time_text(letter.created_at),
+        "closed_at": time_text(letter.closed_at),
+        "closed_by": letter.closed_by,
+        "closed_as": letter.closed_as,
+    }
+
+
+def event_view(event: Event) -> dict[str, Any]:
+    return {
+        "run_id": event.run_id,
+        "sequence": event.sequence,
+        "at": time_text(event.at),
+        "kind": event.kind,
+        "step": event.number,
+        "attempt": event.attempt,
+        "actor": event.actor,
+        "data": {key: value.value if isinstance(value, StrEnum) else value for key, value in event.data.items()},
+    }
+
+
+def time_text(moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC, to the millisecond."""
+    if moment is None:
+        return None
+    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
