@@ -1,0 +1,148 @@
+"""From rows to the nouns: the one place that knows which column becomes which field."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from agentq.domain.effects import ToolEffect
+from agentq.domain.failures import FailureClass
+from agentq.domain.model import (
+    DeadLetter,
+    DeadLetterReason,
+    Event,
+    Fence,
+    Json,
+    Run,
+    RunMode,
+    RunStatus,
+    Step,
+    StepKind,
+    StepRef,
+    StepState,
+    Usage,
+)
+from agentq.ports import Wakeup
+
+
+def run_from(row: RowMapping, *, steps: Sequence[Step] = (), dead_letter: DeadLetter | None = None) -> Run:
+    """The run in a row of `runs`."""
+    return Run(
+        id=row["id"],
+        agent=row["agent"],
+        input=payload(row["input"]),
+        status=RunStatus(row["status"]),
+        mode=RunMode(row["mode"]),
+        created_at=row["created_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        output=payload(row["output"]),
+        error=row["error"],
+        metadata=row["metadata"] or {},
+        idempotency_key=row["idempotency_key"],
+        cancel_requested=bool(row["cancel_requested"]),
+        pending_effect=fence_from(row),
+        has_contradiction=bool(row["has_contradiction"]),
+        events_lost=row["events_lost"],
+        dead_letter=dead_letter,
+        steps=tuple(steps),
+    )
+
+
+def fence_from(row: RowMapping) -> Fence | None:
+    """The fence in a row that holds the `pending_effect` columns of `runs`; None when none stands."""
+    if row["pending_effect_id"] is None:
+        return None
+    return Fence(
+        id=row["pending_effect_id"],
+        number=row["pending_effect_number"],
+        attempt=row["pending_effect_attempt"],
+        tool=row["pending_effect_tool"],
+        effect=ToolEffect(row["pending_effect_effect"]),
+        owner=row["pending_effect_owner"],
+        stamped_at=row["pending_effect_stamped_at"],
+        deadline_at=row["pending_effect_deadline_at"],
+        settles_within_seconds=row["pending_effect_settles_within_seconds"],
+        is_callable=bool(row["pending_effect_is_callable"]),
+    )
+
+
+def step_from(row: RowMapping) -> Step:
+    """The step in a row of `steps`."""
+    return Step(
+        run_id=row["run_id"],
+        number=row["number"],
+        kind=StepKind(row["kind"]),
+        state=StepState(row["state"]),
+        attempt=row["attempt"],
+        batch=row["batch"],
+        tool=row["tool"],
+        call_id=row["call_id"],
+        arguments=payload(row["arguments"]),
+        effect=ToolEffect(row["effect"]),
+        deadline_seconds=row["deadline_seconds"],
+        tries=row["tries"],
+        crashes=row["crashes"],
+        throttled_since=row["throttled_since"],
+        may_have_happened=bool(row["may_have_happened"]),
+        result=payload(row["result"]),
+        is_error=bool(row["is_error"]),
+        usage=Usage(input_tokens=row["input_tokens"], output_tokens=row["output_tokens"]),
+        due_at=row["due_at"],
+        dispatched_at=row["dispatched_at"],
+        finished_at=row["finished_at"],
+    )
+
+
+def wakeup_from(row: RowMapping) -> Wakeup:
+    """The wake-up call for a step; `row` holds the step's columns and its run's agent."""
+    return Wakeup(
+        ref=StepRef(run_id=row["run_id"], number=row["number"], attempt=row["attempt"]),
+        agent=row["agent"],
+        kind=StepKind(row["kind"]),
+        tool=row["tool"],
+        effect=ToolEffect(row["effect"]),
+        deadline_seconds=row["deadline_seconds"],
+        is_isolated=bool(row["is_isolated"]),
+    )
+
+
+def dead_letter_from(row: RowMapping) -> DeadLetter:
+    """The dead letter in a row of `dead_letters`."""
+    return DeadLetter(
+        id=row["id"],
+        run_id=row["run_id"],
+        number=row["number"],
+        reason=DeadLetterReason(row["reason"]),
+        failure_class=FailureClass(row["failure_class"]),
+        error=row["error"],
+        outcome_unknown=bool(row["outcome_unknown"]),
+        created_at=row["created_at"],
+        closed_at=row["closed_at"],
+        closed_by=row["closed_by"],
+        closed_as=row["closed_as"],
+    )
+
+
+def event_from(row: RowMapping) -> Event:
+    """The event in a row of `events`."""
+    data: dict[str, Any] = json.loads(row["data"])
+    return Event(
+        run_id=row["run_id"],
+        sequence=row["sequence"],
+        at=row["at"],
+        kind=row["kind"],
+        number=row["number"],
+        attempt=row["attempt"],
+        actor=row["actor"],
+        data=data,
+    )
+
+
+def payload(text: str | None) -> Json:
+    """A stored payload; None also where none is stored."""
+    if text is None:
+        return None
+    value: Json = json.loads(text)
+    return value
