@@ -1,0 +1,1 @@
+"""Runs, steps, audit log, dead letters in SQL: PostgreSQL in production, SQLite embedded."""
