@@ -84,11 +84,16 @@ class StepRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that a model asked for. `id` is the model's own name for it."""
+    """A call that a model asked for. `id` is the model's own name for it.
+
+    `arguments_error` says why the model's arguments were no JSON object (`arguments` is empty then): such a call is
+    never made, the text becomes its error result.
+    """
 
     id: str
     name: str
     arguments: dict[str, Any]
+    arguments_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
