@@ -1,6 +1,7 @@
 """What the core asks of the world: Protocols that speak in transitions, and the data they take and give."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -70,7 +71,8 @@ class HistoryItem:
 class Loaded:
     """An attempt that may run: the step, its run, for a model turn the results so far, and a fence that stands.
 
-    `handed_back_seconds` is how long ago the step was first handed back for want of its agent or tool; None: never.
+    `handed_back_seconds` is how long ago the step was first handed back for want of its agent or tool,
+    `throttled_seconds` how long ago a rate limit or an open circuit first held it up; None: never.
     """
 
     run: RunHead
@@ -78,6 +80,7 @@ class Loaded:
     history: tuple[HistoryItem, ...] = ()
     fence: Fence | None = None
     handed_back_seconds: float | None = None
+    throttled_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +191,8 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """`is_new` False: the idempotency key had that run before, with the same agent and input. `wakeup` is its first step
-    to publish, marked as dispatched already."""
+    """`is_new` False: the idempotency key had that run before, with the same agent and input. `wakeup` is its first
+    step to publish, marked as dispatched already."""
 
     run_id: str
     is_new: bool
@@ -280,13 +283,14 @@ class InFlight:
 class KeeperStore(Protocol):
     """What the keeper reads, and the marks it leaves. Its verdicts go through `StepStore.settle` like a worker's."""
 
-    def take_due(self, limit: int, *, queue_kinds: Sequence[StepKind] = ()) -> list[Wakeup]:
-        """Up to `limit` available steps that are due and not dispatched, oldest first, marked as dispatched now."""
+    def take_due(self, limit: int, *, first_steps: bool) -> list[Wakeup]:
+        """Up to `limit` available steps that are due and not dispatched, oldest first, marked as dispatched now: the
+        first steps of new runs (number 1, attempt 1), or all others."""
         ...
 
     def in_flight(self, *, after: StepRef | None, limit: int) -> list[InFlight]:
-        """Dispatched, available steps of active queued runs, and every step under a fence of an active run, ordered
-        by run id and number, after the given one."""
+        """Dispatched, available steps of active runs in queued mode, and those under a fence of such a run, ordered by
+        run id and number, after the given one."""
         ...
 
     def mark_republished(self, refs: Sequence[StepRef]) -> list[StepRef]:
@@ -393,7 +397,7 @@ class Leases(Protocol):
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey: ...
 
     def bury(self, ref: StepRef, process: str) -> bool:
-        """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays. False: it isn't."""
+        """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays. False: not so."""
         ...
 
 
@@ -466,3 +470,16 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None: ...
+
+
+class CallLimit(Protocol):
+    """Ends this process when a call outlives its deadline."""
+
+    @property
+    def can_end_calls(self) -> bool:
+        """False: a call in this process can't be ended (a thread beside others), so it must not write."""
+        ...
+
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        """Inside, the process has at most `seconds` to live, whatever the call does; leaving lifts that."""
+        ...

@@ -44,6 +44,9 @@ class Settings:
     keeper_interval_seconds: float = 2.0
     """How often the keeper dispatches and reaps: part of every recovery time."""
 
+    keeper_beside_worker: bool = True
+    """Start a keeper with every worker, so that no deployment lacks one; more than one are harmless."""
+
     operation_deadline_seconds: float = 30.0
     """By when the call of a writing tool has ended, or its process; a tool may declare its own."""
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from agentq.domain.effects import ToolEffect
 from agentq.domain.failures import FailureClass
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 class RunStatus(StrEnum):

@@ -1,0 +1,112 @@
+"""Hold leases: take one for an attempt, keep it alive while the attempt runs, give it back."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentq.domain.errors import LeasesUnavailableError, StoreUnavailableError
+from agentq.domain.model import StepRef
+from agentq.ports import Clock, LeaseAnswer, Leases, StepStore
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 3  # Two beats may fail before the lease runs out.
+
+
+class Lease:
+    """The right to execute one attempt. `is_lost` and `is_cancel_requested` are set by the heartbeat."""
+
+    def __init__(self, ref: StepRef, owner: str, held_until: float) -> None:
+        self.ref = ref
+        self.owner = owner
+        self.is_lost = False
+        self.is_cancel_requested = False
+        self.held_until = held_until
+
+
+class Heartbeat:
+    """Renews every lease that this process holds, in one thread that lives while there is one."""
+
+    def __init__(self, leases: Leases, store: StepStore, clock: Clock, lease_seconds: float) -> None:
+        self._leases = leases
+        self._store = store
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._held: dict[StepRef, Lease] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def hold(self, ref: StepRef, owner: str) -> Iterator[Lease | None]:
+        """The lease, or None when it can't be had: somebody is at it, or the keeper will find it.
+
+        Raises LeasesUnavailableError when Redis is away. Whatever happens inside, the lease is given back at the end
+        unless the process dies: that is what tells a death from a clean exit.
+        """
+        began = self._clock.elapsed_seconds()
+        if self._leases.acquire(ref, owner, self._lease_seconds) is not LeaseAnswer.HELD:
+            yield None
+            return
+        lease = Lease(ref, owner, began + self._lease_seconds)
+        self._watch(lease)
+        try:
+            yield lease
+        finally:
+            with self._lock:
+                self._held.pop(ref, None)
+            self._release(lease)
+
+    def extend(self, lease: Lease, seconds: float) -> bool:
+        """Hold on for at least `seconds` from now. False: lost, or Redis can't tell: don't begin a write."""
+        try:
+            return self._renew(lease, seconds)
+        except LeasesUnavailableError:
+            return False
+
+    def _watch(self, lease: Lease) -> None:
+        with self._lock:
+            self._held[lease.ref] = lease
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._beat_while_held, name="agentq-heartbeat", daemon=True)
+                self._thread.start()
+
+    def _beat_while_held(self) -> None:
+        while True:
+            self._clock.sleep(self._lease_seconds / BEATS_PER_LEASE)
+            with self._lock:
+                held = list(self._held.values())
+                if not held:
+                    self._thread = None
+                    return
+            for lease in held:
+                self._beat(lease)
+
+    def _beat(self, lease: Lease) -> None:
+        try:
+            self._renew(lease, max(self._lease_seconds, lease.held_until - self._clock.elapsed_seconds()))
+            if lease.ref.number:
+                lease.is_cancel_requested = self._store.beat(lease.ref)
+        except (LeasesUnavailableError, StoreUnavailableError) as error:
+            # Neither held nor lost: the next beat will tell.
+            logger.warning("missed a heartbeat run=%s step=%s: %s", lease.ref.run_id, lease.ref.number, error)
+
+    def _renew(self, lease: Lease, seconds: float) -> bool:
+        began = self._clock.elapsed_seconds()
+        if self._leases.renew(lease.ref, lease.owner, seconds):
+            lease.held_until = max(lease.held_until, began + seconds)
+            return not lease.is_lost
+        if not lease.is_lost:
+            logger.warning("lost the lease run=%s step=%s attempt=%s", *_ids(lease.ref))
+        lease.is_lost = True
+        return False
+
+    def _release(self, lease: Lease) -> None:
+        try:
+            self._leases.release(lease.ref, lease.owner)
+        except LeasesUnavailableError as error:
+            logger.warning("couldn't release run=%s step=%s attempt=%s: %s", *_ids(lease.ref), error)
+
+
+def _ids(ref: StepRef) -> tuple[str, int, int]:
+    return ref.run_id, ref.number, ref.attempt

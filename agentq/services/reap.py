@@ -1,0 +1,209 @@
+"""Find steps and fences that nobody holds any more: publish again, requeue, or dead-letter."""
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from agentq.domain.errors import StoreRefusedError
+from agentq.domain.failures import FailureClass
+from agentq.domain.model import Charge, DeadLetterReason, StepRef
+from agentq.domain.outcomes import Retried, Stopped
+from agentq.domain.retry import RetryPolicy
+from agentq.ports import (
+    DeathNote,
+    Dispatcher,
+    InFlight,
+    KeeperStore,
+    Leases,
+    LeaseView,
+    Settled,
+    Settlement,
+    StepStore,
+    Verdict,
+    Wakeup,
+)
+
+logger = logging.getLogger(__name__)
+
+BATCH_MAX = 500
+REPUBLISH_SECONDS_MIN = 2.0  # A message on its way from commit to queue, or from queue to lease, is not lost.
+GRACE_SECONDS = 30.0  # Doubled with each republish: a message may wait long in a full queue.
+GRACE_DOUBLINGS_MAX = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """What one pass did."""
+
+    republished: int = 0
+    requeued: int = 0
+    stopped: int = 0
+
+
+class Republish:
+    """The step's message is lost, or will be found a duplicate."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reaper:
+    """Judges by what it read; every write checks again, under the run's lock, that attempt and fence are the same."""
+
+    keeping: KeeperStore
+    steps: StepStore
+    leases: Leases
+    dispatcher: Dispatcher
+    policy: RetryPolicy
+
+    def reap(self) -> Reaped:
+        """One pass over everything in flight and every run that stands still."""
+        total = Reaped()
+        is_drained = self.dispatcher.is_drained()
+        for batch in self._batches():
+            survey = self.leases.survey([step.wakeup.ref for step in batch])
+            if not survey.is_trustworthy:
+                return total
+            total = _sum(total, self._act(zip(batch, survey.views, strict=True), is_drained=is_drained))
+        self._resume_orphans()
+        self._fail_lost_callers()
+        return total
+
+    def bury(self, notes: Sequence[DeathNote]) -> None:
+        """Pool children died, their parents say: act on what they held at once."""
+        for note in notes:
+            self.leases.bury(note.ref, note.process)
+            before = replace(note.ref, number=note.ref.number - 1)
+            for step in self.keeping.in_flight(after=before, limit=1):
+                if step.wakeup.ref == note.ref:
+                    views = self.leases.survey([note.ref]).views
+                    self._act([(step, views[0])], is_drained=False, dead_process=note.process)
+
+    def _batches(self) -> Iterator[list[InFlight]]:
+        after: StepRef | None = None
+        while batch := self.keeping.in_flight(after=after, limit=BATCH_MAX):
+            yield batch
+            after = batch[-1].wakeup.ref
+
+    def _act(
+        self, judged: Iterable[tuple[InFlight, LeaseView]], *, is_drained: bool, dead_process: str | None = None
+    ) -> Reaped:
+        lost: list[InFlight] = []
+        requeued = stopped = 0
+        wakeups: list[Wakeup] = []
+        for step, view in judged:
+            change = judge(step, view, self.policy, is_drained=is_drained, dead_process=dead_process)
+            if change is None:
+                continue
+            if isinstance(change, Republish):
+                lost.append(step)
+                continue
+            settled = self._settle(step, change)
+            if settled is not None and settled.verdict is Verdict.APPLIED:
+                requeued += isinstance(change, Retried)
+                stopped += isinstance(change, Stopped)
+                wakeups.extend(settled.wakeups)
+                logger.warning("reaped run=%s step=%s attempt=%s: %s", *_ids(step.wakeup.ref), change.error)
+        wakeups.extend(self._still_lost(lost))
+        if wakeups:
+            self.dispatcher.publish(wakeups)
+        return Reaped(republished=len(lost), requeued=requeued, stopped=stopped)
+
+    def _settle(self, step: InFlight, change: Retried | Stopped) -> Settled | None:
+        settlement = Settlement(
+            ref=step.wakeup.ref,
+            owner=f"keeper/{uuid.uuid4().hex}",
+            effect=step.wakeup.effect,
+            change=change,
+            fence_id=step.fence.id if step.fence else None,
+        )
+        try:
+            return self.steps.settle(settlement)
+        except StoreRefusedError as error:
+            # One row that can't be changed must not keep the others waiting; it is tried again at the next pass.
+            logger.error("couldn't reap run=%s step=%s attempt=%s: %s", *_ids(step.wakeup.ref), error)
+            return None
+
+    def _still_lost(self, lost: list[InFlight]) -> list[Wakeup]:
+        if not lost:
+            return []
+        marked = set(self.keeping.mark_republished([step.wakeup.ref for step in lost]))
+        return [step.wakeup for step in lost if step.wakeup.ref in marked]
+
+    def _resume_orphans(self) -> None:
+        for run_id in self.keeping.runs_without_open_step(BATCH_MAX):
+            wakeups = self.keeping.resume(run_id)
+            logger.warning("computed anew what comes next in run=%s", run_id)
+            if wakeups:
+                self.dispatcher.publish(wakeups)
+
+    def _fail_lost_callers(self) -> None:
+        open_runs = self.keeping.interactive_runs()
+        if not open_runs:
+            return
+        survey = self.leases.survey([session_ref(ref.run_id) for ref, _, _ in open_runs])
+        if not survey.is_trustworthy:
+            return
+        for (ref, fence, is_past_deadline), view in zip(open_runs, survey.views, strict=True):
+            if view.owner is None and (fence is None or is_past_deadline):
+                self.keeping.fail_interactive(ref.run_id, error="the process that drove this run is gone")
+
+
+def session_ref(run_id: str) -> StepRef:
+    """What the caller of an interactive run holds a lease on for as long as it drives the run: no step has number 0."""
+    return StepRef(run_id=run_id, number=0, attempt=1)
+
+
+def judge(
+    step: InFlight, view: LeaseView, policy: RetryPolicy, *, is_drained: bool, dead_process: str | None = None
+) -> Retried | Stopped | Republish | None:
+    """What to do about a step in flight; None: wait.
+
+    `dead_process`: a parent saw this process die, so a write that it was calling is shown as unknown at once.
+    """
+    attempt = step.wakeup.ref.attempt
+    if view.owner is not None or (view.started_attempt or 0) > attempt:
+        return None  # Somebody holds it, or what was read is old.
+    has_died = view.started_attempt == attempt
+    if step.fence is not None:
+        return _judge_fence(step, policy, has_died=has_died, dead_process=dead_process)
+    if has_died:
+        return policy.after_crash(step.crashes)
+    grace_seconds = GRACE_SECONDS * 2 ** min(step.republished, GRACE_DOUBLINGS_MAX)
+    if step.dispatched_seconds > (REPUBLISH_SECONDS_MIN if is_drained else grace_seconds):
+        return Republish()
+    return None
+
+
+def _judge_fence(
+    step: InFlight, policy: RetryPolicy, *, has_died: bool, dead_process: str | None
+) -> Retried | Stopped | None:
+    fence = step.fence
+    assert fence is not None
+    if not fence.is_callable:
+        error = "its fence stands over a call that could not be made"
+        return Retried(charge=Charge.NOTHING, error=error) if step.fence_is_past_deadline else None
+    if fence.effect.is_plain_write or step.is_cancelled:
+        was_seen_dying = dead_process is not None and fence.owner.startswith(dead_process)
+        return _unknown(fence.tool) if step.fence_is_past_deadline or was_seen_dying else None
+    return policy.after_crash(step.crashes, is_charged=has_died) if step.fence_is_settled else None
+
+
+def _unknown(tool: str) -> Stopped:
+    return Stopped(
+        reason=DeadLetterReason.NOT_RETRYABLE,
+        failure_class=FailureClass.UNKNOWN,
+        error=f"the process that called {tool!r} is gone: whether the write happened is not known",
+        outcome_unknown=True,
+    )
+
+
+def _sum(first: Reaped, second: Reaped) -> Reaped:
+    return Reaped(
+        republished=first.republished + second.republished,
+        requeued=first.requeued + second.requeued,
+        stopped=first.stopped + second.stopped,
+    )
+
+
+def _ids(ref: StepRef) -> tuple[str, int, int]:
+    return ref.run_id, ref.number, ref.attempt
