@@ -147,7 +147,7 @@ _NETWORK_ERRNOS = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET,
 
 
 def _by_errno(exc: BaseException) -> FailureClass:
-    """An OSError in general says nothing (a full disk is one); these are the network's, without a class of their own."""
+    """An OSError in general says nothing; these are the network's, with no class of their own."""
     return FailureClass.CONNECTION if getattr(exc, "errno", None) in _NETWORK_ERRNOS else FailureClass.UNKNOWN
 
 

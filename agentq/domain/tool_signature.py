@@ -24,7 +24,10 @@ Problem = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSignature:
-    """What `read_signature` found. `check` returns the arguments as the function wants them, or one line that says what is wrong with them."""
+    """What `read_signature` found.
+
+    `check` returns the arguments as the function wants them, or one line that says what is wrong with them.
+    """
 
     docstring: Docstring
     parameters: Mapping[str, Any]
@@ -88,8 +91,8 @@ def _arguments_model(tool: str, hints: dict[str, tuple[Any, Any]], docstring: Do
             _json_schema(_create_model(tool, {"argument": field}))
         except Exception as error:
             raise ConfigurationError(
-                f"the type hint of parameter {name!r} of tool {tool!r} can't become a JSON schema: {_first_sentence(error)}; "
-                "use JSON-like types, dataclasses or pydantic models"
+                f"the type hint of parameter {name!r} of tool {tool!r} can't become a JSON schema: "
+                f"{_first_sentence(error)}; use JSON-like types, dataclasses or pydantic models"
             ) from error
         fields[f"argument_{index}"] = field
         names[f"argument_{index}"] = name

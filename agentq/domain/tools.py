@@ -57,13 +57,15 @@ class ToolContext:
     attempts_left: int = 0
     idempotency_key: str = "key"
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("agentq.tool"))
     seconds_left: Callable[[], float] = _unlimited_seconds
     cancel_requested: Callable[[], bool] = _never_cancelled
+    logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]" = field(
+        default_factory=lambda: logging.getLogger("agentq.tool")
+    )
 
     @property
     def deadline_seconds(self) -> float:
-        """How long the call may still take; 0 when it is over."""
+        """How long the call may still take; 0 when its time is over."""
         return max(0.0, self.seconds_left())
 
     @property
@@ -113,9 +115,9 @@ class Tool:
     def call(self, context: ToolContext, arguments: dict[str, Any]) -> Json:
         """Call the function with these arguments, coerced to its hints, and return its result as JSON.
 
-        An async function gets an event loop of its own and is cancelled with TimeoutError when the context's time is
-        over. Raises whatever the function raises; ToolError with `nothing_happened`, without calling it, for arguments
-        that don't fit; ResultNotJsonError after it.
+        An async function gets an event loop of its own; when the context's time is over it is cancelled, which raises
+        TimeoutError. Raises whatever the function raises; ToolError with `nothing_happened`, without calling it, for
+        arguments that don't fit; ResultNotJsonError after it.
         """
         checked = self.signature.check(arguments)
         if isinstance(checked, str):
@@ -148,7 +150,7 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
-def tool(
+def tool(  # noqa: PLR0913 - it is what a tool declares, by name
     function: Callable[..., Any] | None = None,
     /,
     *,
@@ -181,7 +183,7 @@ def tool(
     return make if function is None else make(function)
 
 
-def _make(
+def _make(  # noqa: PLR0913 - as above
     function: Callable[..., Any],
     *,
     effect: ToolEffect,
