@@ -178,11 +178,20 @@ steps = Table(
     Column("ruled_at", UtcDateTime),
     postgresql_with={"fillfactor": 90},
 )
+# Two, so that a million new runs in front don't hide the few steps that are due in runs that are going.
 Index(
-    "steps_due",
+    "steps_due_first",
     steps.c.due_at,
-    postgresql_where=text("state = 'available' AND dispatched_at IS NULL"),
-    sqlite_where=text("state = 'available' AND dispatched_at IS NULL"),
+    steps.c.run_id,
+    postgresql_where=text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
+    sqlite_where=text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
+)
+Index(
+    "steps_due_next",
+    steps.c.due_at,
+    steps.c.run_id,
+    postgresql_where=text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
+    sqlite_where=text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
 )
 Index(
     "steps_in_flight",

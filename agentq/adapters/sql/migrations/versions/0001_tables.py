@@ -145,11 +145,18 @@ def upgrade() -> None:
         postgresql_with={"fillfactor": 90},
     )
     op.create_index(
-        "steps_due",
+        "steps_due_first",
         "steps",
-        ["due_at"],
-        postgresql_where=sa.text("state = 'available' AND dispatched_at IS NULL"),
-        sqlite_where=sa.text("state = 'available' AND dispatched_at IS NULL"),
+        ["due_at", "run_id"],
+        postgresql_where=sa.text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
+        sqlite_where=sa.text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
+    )
+    op.create_index(
+        "steps_due_next",
+        "steps",
+        ["due_at", "run_id"],
+        postgresql_where=sa.text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
+        sqlite_where=sa.text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
     )
     op.create_index(
         "steps_in_flight",
