@@ -1,0 +1,1 @@
+"""Redis or Valkey: leases, and nudges for the keeper."""

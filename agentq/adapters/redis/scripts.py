@@ -1,0 +1,34 @@
+"""Run the Lua scripts of this folder: one round trip a call, sent by name once the server knows them."""
+
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+from redis import Redis, RedisError
+from redis.exceptions import NoScriptError
+
+from agentq.domain.errors import LeasesUnavailableError
+
+
+class Script:
+    """A script by the name of its file. Calling it raises LeasesUnavailableError when Redis is away or refuses."""
+
+    __slots__ = ("_sha", "_text")
+
+    def __init__(self, name: str) -> None:
+        self._text = Path(__file__).with_name(f"{name}.lua").read_text()
+        self._sha = sha1(self._text.encode()).hexdigest()
+
+    def __call__(self, client: Redis, keys: list[str], *arguments: str | int) -> Any:
+        try:
+            try:
+                return client.evalsha(self._sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                # A server that is new, restarted or flushed learns it by running it.
+                return client.eval(self._text, len(keys), *keys, *arguments)
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+
+
+def unavailable(error: Exception) -> LeasesUnavailableError:
+    return LeasesUnavailableError(f"the lease store doesn't answer as it should ({type(error).__name__}: {error})")
