@@ -2,21 +2,20 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from agentq.bootstrap import Wiring
+from agentq.config.settings import Settings, load_settings
 from agentq.domain.errors import InvalidInputError, WaitTimeoutError
-from agentq.domain.model import DeadLetter, Decision, Event, Json, Run, RunStatus, Step
+from agentq.domain.model import DeadLetter, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.filters import parse_filters, parse_time
-from agentq.ports import Ruling
-from agentq.services.enqueue import Enqueued, EnqueueRequest, enqueue, request_from
-from agentq.services.replay import replay
-
-if TYPE_CHECKING:
-    from agentq.bootstrap import Wiring
-    from agentq.config.settings import Settings
+from agentq.ports import Ruling, ServedAgent
+from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, request_from
+from agentq.services.replay import replay as replay_run
 
 POLL_SECONDS_FIRST = 0.05
 POLL_SECONDS_MAX = 1.0
@@ -30,22 +29,15 @@ class AgentQ:
     """
 
     def __init__(
-        self, settings: "Settings | None" = None, *, actor: str = "client", wiring: "Wiring | None" = None
+        self, settings: Settings | None = None, *, actor: str = "client", wiring: Wiring | None = None
     ) -> None:
         """`actor` is who decisions and cancels are written down for, unless a call says otherwise."""
-        if wiring is None:
-            from agentq.bootstrap import Wiring
-            from agentq.config.settings import load_settings
-
-            wiring = Wiring(settings or load_settings())
-        self._wiring = wiring
+        self._wiring = wiring or Wiring(settings or load_settings())
         self._actor = actor
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, *, actor: str = "client") -> Self:
         """The client that the `AGENTQ_` variables describe. Raises ConfigurationError that names the wrong one."""
-        from agentq.config.settings import load_settings
-
         return cls(load_settings(environ), actor=actor)
 
     def __enter__(self) -> Self:
@@ -63,7 +55,7 @@ class AgentQ:
     def enqueue(
         self,
         agent: str,
-        input: Json,  # noqa: A002 - the contract's name, as in the message that other services send
+        input: Json,
         *,
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -119,28 +111,29 @@ class AgentQ:
 
     def wait(self, run_id: str, timeout: float | None = 60) -> Run:
         """The run once it has ended, whichever way. Raises WaitTimeoutError after `timeout` seconds (None: never)."""
-        started = time.monotonic()
-        pause_seconds = POLL_SECONDS_FIRST
+        poll = _Poll(run_id, timeout)
         while not (status := self.status(run_id)).is_terminal:
-            left_seconds = float("inf") if timeout is None else timeout - (time.monotonic() - started)
-            if left_seconds <= 0:
-                raise WaitTimeoutError(f"run {run_id} is still {status} after {timeout:g} s; it goes on")
-            time.sleep(min(pause_seconds, left_seconds))
-            pause_seconds = min(pause_seconds * 1.5, POLL_SECONDS_MAX)
+            poll.pause(status)
         return self.get(run_id)
 
-    def events(self, run_id: str, after: int = 0, *, follow: bool = False) -> Iterator[Event]:
-        """The run's audit log behind sequence number `after`; with `follow` also what comes, until the run has ended."""
-        pause_seconds = POLL_SECONDS_FIRST
+    def events(
+        self, run_id: str, after: int = 0, *, follow: bool = False, timeout: float | None = None
+    ) -> Iterator[Event]:
+        """The run's audit log behind sequence number `after`; with `follow` also what comes until the run's end.
+
+        Raises NotFoundError; WaitTimeoutError when following took `timeout` seconds (None: never).
+        """
+        poll = _Poll(run_id, timeout)
         while True:
-            has_ended = self.status(run_id).is_terminal  # Asked before reading, so that its last event isn't missed.
+            status = self.status(run_id)  # Asked before reading, so that its last event isn't missed.
             events = self._wiring.runs.events(run_id, after)
             yield from events
-            if has_ended or not follow:
+            if status.is_terminal or not follow:
                 return
-            after = events[-1].sequence if events else after
-            pause_seconds = POLL_SECONDS_FIRST if events else min(pause_seconds * 1.5, POLL_SECONDS_MAX)
-            time.sleep(pause_seconds)
+            if events:
+                after = events[-1].sequence
+                poll.hurry()
+            poll.pause(status)
 
     # --- Changing runs ----------------------------------------------------------------------------------------------
 
@@ -189,7 +182,7 @@ class AgentQ:
         An unknown write needs a decision first, by `resolve` or here with the same arguments. Raises NotFoundError,
         DecisionRequiredError, AlreadyDecidedError, TooEarlyError, RefusedError (a cancelled run).
         """
-        replay(
+        replay_run(
             run_id,
             _ruling(happened, did_not_happen, looked_at),
             actor=actor or self._actor,
@@ -204,15 +197,47 @@ class AgentQ:
     def run(
         self,
         agent: str,
-        input: Json,  # noqa: A002 - the contract's name
+        input: Json,
         *,
         metadata: Mapping[str, str] | None = None,
+        see: Callable[[Run], None] = lambda run: None,
     ) -> Run:
         """Execute a run here and now, through the same steps as a worker would; it needs the agent's code.
 
-        Returns it once it has ended; if this process dies, the run is failed. Raises UnknownAgentError.
+        Returns it once it has ended; `see` is shown it after every step. If this process dies, the run fails. Raises
+        UnknownAgentError and other InvalidInputErrors, ConfigurationError (AGENTQ_AGENTS), LeasesUnavailableError.
         """
-        raise NotImplementedError
+        served = {
+            name: ServedAgent(name=name, input_bytes_max=bytes_max, seen_seconds=0)
+            for name, bytes_max in self._wiring.serves.items()
+        }
+        new_run = check(EnqueueRequest(agent=agent, input=input, metadata=metadata), served)
+        return self._wiring.interaction.drive(replace(new_run, mode=RunMode.INTERACTIVE), see)
+
+
+class _Poll:
+    """Asks often at first and at every change, less often while nothing happens, until time is up."""
+
+    def __init__(self, run_id: str, timeout_seconds: float | None) -> None:
+        self._run_id = run_id
+        self._timeout_seconds = timeout_seconds
+        self._started = time.monotonic()
+        self._pause_seconds = POLL_SECONDS_FIRST
+
+    def hurry(self) -> None:
+        self._pause_seconds = POLL_SECONDS_FIRST
+
+    def pause(self, status: RunStatus) -> None:
+        pause_seconds = self._pause_seconds
+        if self._timeout_seconds is not None:
+            left_seconds = self._timeout_seconds - (time.monotonic() - self._started)
+            if left_seconds <= 0:
+                raise WaitTimeoutError(
+                    f"run {self._run_id} is still {status} after {self._timeout_seconds:g} s; it goes on"
+                )
+            pause_seconds = min(pause_seconds, left_seconds)
+        time.sleep(pause_seconds)
+        self._pause_seconds = min(self._pause_seconds * 1.5, POLL_SECONDS_MAX)
 
 
 def _ruling(happened: Json, did_not_happen: bool, looked_at: datetime | str | None) -> Ruling | None:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ KEY_CHARACTERS_MAX = 200  # Fits an index of either database whatever the script
 METADATA_ENTRIES_MAX = 32
 METADATA_KEY_CHARACTERS_MAX = 64
 METADATA_VALUE_CHARACTERS_MAX = 1000
+AGENTS_NAMED_MAX = 20
 SILENT_SECONDS = 60.0  # A worker shows itself several times a minute; one that doesn't is gone or badly stuck.
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -75,9 +76,7 @@ def enqueue(
             added = runs.add(batch)
         except AgentqError as error:
             if enqueued:
-                error.add_note(
-                    f"{len(enqueued)} earlier runs are stored; with idempotency keys it is safe to call again"
-                )
+                error.add_note(f"{len(enqueued)} runs are stored already; with idempotency keys, calling again is safe")
             raise
         wakeups = [one.wakeup for one in added if one.wakeup]
         publish_first_steps(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)
@@ -158,7 +157,7 @@ def _check_agent(name: object, served: Mapping[str, ServedAgent]) -> ServedAgent
         )
     similar = difflib.get_close_matches(name, served, n=1)
     hint = f"did you mean {similar[0]!r}? " if similar else ""
-    listed = ", ".join(sorted(served)[:20]) + (", ..." if len(served) > 20 else "")  # noqa: PLR2004 - a line a person reads
+    listed = ", ".join(sorted(served)[:AGENTS_NAMED_MAX]) + (", ..." if len(served) > AGENTS_NAMED_MAX else "")
     raise UnknownAgentError(f"unknown agent {_shown(name)}; {hint}agents that workers have served: {listed}")
 
 
@@ -221,16 +220,16 @@ def _store_refusal(message: Mapping[str, Any], message_id: str, error: InvalidIn
     )
     if not isinstance(error, IdempotencyConflictError):
         try:
-            return _added(runs.add([refused])[0].run_id)
+            return _refused(runs.add([refused])[0].run_id, error)
         except IdempotencyConflictError as conflict:
             refused = replace(refused, error=f"{refused.error}; besides, {conflict}")
     # Its key or id belongs to another run, so the refusal is kept under names that can only be its own.
     refused = replace(refused, id=_id_of_refusal(message_id), idempotency_key=None)
-    return _added(runs.add([refused])[0].run_id)
+    return _refused(runs.add([refused])[0].run_id, error)
 
 
-def _added(run_id: str) -> Enqueued:
-    return Enqueued(run_id=run_id, is_new=False, warning="refused")
+def _refused(run_id: str, error: InvalidInputError) -> Enqueued:
+    return Enqueued(run_id=run_id, is_new=False, warning=f"refused: {error}")
 
 
 def _id_of_refusal(message_id: str) -> str:

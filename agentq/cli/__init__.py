@@ -1,0 +1,1 @@
+"""The `agentq` command: one module a group of commands, imported when it is used."""

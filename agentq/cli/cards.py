@@ -1,0 +1,184 @@
+"""A run and a dead letter as a person reads them: a card of facts, the steps, what happened, what can be done."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from agentq.cli.output import (
+    EFFECT_STYLES,
+    STATUS_STYLES,
+    Cell,
+    Column,
+    View,
+    ago,
+    between,
+    emit_card,
+    emit_heading,
+    emit_table,
+    emit_text,
+    full,
+    moment_cell,
+    short,
+)
+from agentq.cli.watch import event_line, worker_text
+from agentq.views import time_text
+
+
+def show_run(view: View, events: Sequence[View]) -> None:
+    """A run as a timeline: facts, steps, audit log."""
+    emit_card(Cell(f"run {view['id']}", STATUS_STYLES[view["status"]]), _run_facts(view))
+    if view["steps"]:
+        emit_heading("Steps")
+        emit_table(view["steps"], STEP_COLUMNS)
+    if events:
+        emit_heading("What happened")
+        for event in events:
+            emit_text(event_line(event))
+
+
+def show_dead_letter(view: View) -> None:
+    """A dead-lettered run: what stopped it, what is in doubt, and the commands for what can be done next."""
+    emit_card(Cell(f"dead letter {view['id']}", "red"), _dead_letter_facts(view))
+    emit_heading("What you can do")
+    for what, command in next_moves(view):
+        emit_text(f"  {what}")
+        emit_text(f"    {command}")
+
+
+def next_moves(view: View) -> list[tuple[str, str]]:
+    """What can be done about a dead-lettered run, each with the command that does it."""
+    run_id = shlex.quote(view["id"])
+    moves = [("See every step and event:", f"agentq runs show {run_id}")]
+    resolve = f"agentq dead-letters resolve {run_id}"
+    if is_in_doubt(view):
+        moves += [
+            ("If the write happened, say so with its result (JSON):", f"{resolve} --happened '{{...}}' --reason '...'"),
+            (
+                f"If it did not happen{_not_before(view)}:",
+                f"{resolve} --did-not-happen {_looked_at(view)}--reason '...'",
+            ),
+        ]
+        if not view["cancel_requested"]:
+            moves.append(("Then, to run it on from there:", f"agentq dead-letters replay {run_id}"))
+    elif not view["cancel_requested"]:
+        moves.append(
+            ("When the cause is gone, run it again from the step that failed:", f"agentq dead-letters replay {run_id}")
+        )
+    return moves
+
+
+def is_in_doubt(view: View) -> bool:
+    """True: a write of this dead-lettered run may or may not have happened, and nobody has said which."""
+    return bool(view["dead_letter"] and view["dead_letter"]["outcome_unknown"] and view["pending_effect"])
+
+
+def _not_before(view: View) -> str:
+    fence = view["pending_effect"]
+    if fence["settles_within_seconds"] is None:
+        return " (its tool doesn't say how long a request may still act: look, and say when you looked)"
+    settled = datetime.fromisoformat(fence["operation_deadline"]) + timedelta(seconds=fence["settles_within_seconds"])
+    return f", seen at {moment_cell(time_text(settled)).text} or later"
+
+
+def _looked_at(view: View) -> str:
+    return "--looked-at TIME " if view["pending_effect"]["settles_within_seconds"] is None else ""
+
+
+def _run_facts(view: View) -> list[tuple[str, Cell]]:
+    style = STATUS_STYLES[view["status"]]
+    lost = f"{view['events_lost']} audit events of reads could not be stored" if view["events_lost"] else ""
+    doubt = "two answers about one write don't agree: see below" if view["has_contradiction"] else ""
+    tokens = sum(step["input_tokens"] + step["output_tokens"] for step in view["steps"])
+    return [
+        ("status", Cell(f"{view['status']}{', cancel requested' if view['cancel_requested'] else ''}", style)),
+        ("CONTRADICTION", Cell(doubt, "bold red")),
+        ("agent", Cell(view["agent"] + (" (interactive)" if view["mode"] == "interactive" else ""))),
+        ("created", Cell(f"{moment_cell(view['created_at']).text} ({ago(view['created_at'])})")),
+        ("took", Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
+        ("key", Cell(view["idempotency_key"] or "")),
+        ("metadata", Cell(", ".join(f"{key}={value}" for key, value in (view["metadata"] or {}).items()))),
+        ("input", Cell(full(view["input"])[:2000])),
+        ("output", Cell(full(view["output"])[:2000], "green")),
+        ("error", Cell(view["error"] or "", "red")),
+        ("in flight", _fence_cell(view)),
+        ("tokens", Cell(f"{tokens:,}" if tokens else "")),
+        ("lost", Cell(lost, "yellow")),
+    ]
+
+
+def _fence_cell(view: View) -> Cell:
+    fence = view["pending_effect"]
+    if fence is None:
+        return Cell("")
+    return Cell(f"{fence['tool']} (step {fence['step']}), since {moment_cell(fence['stamped_at']).text}", "yellow")
+
+
+def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:
+    letter, fence = view["dead_letter"], view["pending_effect"]
+    step = next((step for step in view["steps"] if step["number"] == letter["step"]), None)
+    outcome = (
+        Cell("UNKNOWN: the write may have happened, or not", "bold red")
+        if is_in_doubt(view)
+        else Cell("resolved, ready for a replay" if letter["outcome_unknown"] else "nothing is in doubt", "green")
+    )
+    facts = [
+        ("agent", Cell(view["agent"])),
+        ("stopped", Cell(f"{moment_cell(letter['created_at']).text} ({ago(letter['created_at'])})")),
+        ("reason", Cell(letter["reason"], "red")),
+        ("class", Cell(letter["failure_class"])),
+        ("error", Cell(letter["error"], "red")),
+        ("outcome", outcome),
+    ]
+    if view["has_contradiction"]:
+        facts.append(
+            ("CONTRADICTION", Cell("two answers about one write don't agree: see agentq runs show", "bold red"))
+        )
+    if step is not None:
+        what = f"{step['tool']} ({step['effect']})" if step["tool"] else "model turn"
+        facts += [
+            ("step", Cell(f"{step['number']}, attempt {step['attempt']}: {what}")),
+            ("arguments", Cell(full(step["arguments"])[:2000])),
+            ("result", Cell(full(step["result"])[:2000])),
+            ("spent", Cell(f"{step['tries']} tries, {step['crashes']} crashes")),
+        ]
+    if fence is not None:
+        facts += [
+            ("fence", Cell(f"stamped {moment_cell(fence['stamped_at']).text} by {worker_text(fence['owner'])}")),
+            ("deadline", Cell(f"its call ended by {moment_cell(fence['operation_deadline']).text}")),
+        ]
+    if view["cancel_requested"]:
+        facts.append(("cancelled", Cell("yes: it can be resolved, not replayed", "yellow")))
+    return [*facts, ("input", Cell(full(view["input"])[:2000]))]
+
+
+def _step_text(step: View) -> Cell:
+    if step["tool"] is None:
+        return Cell("model turn", "bright_black")
+    return Cell(f"{step['tool']}({arguments_text(step['arguments'])})")
+
+
+def arguments_text(arguments: object) -> str:
+    if isinstance(arguments, dict):
+        return short(", ".join(f"{key}={short(value, 24)}" for key, value in arguments.items()), 60)
+    return short(arguments, 60)
+
+
+def result_text(step: View) -> Cell:
+    result = step["result"]
+    if step["may_have_happened"]:
+        return Cell("may have happened", "bold red")
+    if step["tool"] is None and isinstance(result, dict):
+        calls = [call["function"]["name"] for call in result.get("tool_calls") or []]
+        return Cell(short(f"asks for {', '.join(calls)}" if calls else result.get("content"), 60))
+    return Cell(short(result, 60), "red" if step["is_error"] else "")
+
+
+STEP_COLUMNS = (
+    Column("#", lambda step: Cell(str(step["number"]))),
+    Column("STEP", _step_text, may_shrink=True),
+    Column("EFFECT", lambda step: Cell(step["effect"] or "", EFFECT_STYLES.get(step["effect"] or "", ""))),
+    Column("STATE", lambda step: Cell(step["state"], STATUS_STYLES.get(step["state"], ""))),
+    Column("ATTEMPT", lambda step: Cell(str(step["attempt"]), "yellow" if step["attempt"] > 1 else "")),
+    Column("TOOK", lambda step: Cell(between(step["dispatched_at"], step["finished_at"]))),
+    Column("RESULT", result_text, may_shrink=True),
+)

@@ -1,0 +1,280 @@
+"""How the CLI shows things: data on stdout in the format that was asked for, everything else on stderr."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+View = dict[str, Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+STATUS_STYLES = {
+    "queued": "cyan",
+    "running": "blue",
+    "waiting_for_approval": "magenta",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "waiting": "bright_black",
+    "available": "blue",
+    "dead_lettered": "red",
+    "closed": "yellow",
+}
+EFFECT_STYLES = {"read_only": "green", "idempotent_write": "yellow", "non_idempotent_write": "red"}
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+    IDS = "ids"
+
+    @property
+    def is_for_people(self) -> bool:
+        return self is Format.TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text to show; `style` is a colour for terminals."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    cell: Callable[[View], Cell]
+    may_shrink: bool = False  # A terminal that is too narrow cuts these; ids and states always stay whole.
+
+
+def output_options(function: _Function) -> _Function:
+    """Adds `-o` and `--json`; the command gets a `Format` as `output`."""
+    function = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        expose_value=False,
+        callback=_as_json,
+        is_eager=True,
+        help="Short for -o json.",
+    )(function)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice([each.value for each in Format]),
+        default=Format.TABLE.value,
+        callback=_chosen_format,
+        show_default=True,
+        help="What to print on stdout.",
+    )(function)
+
+
+def say(text: str, *, style: str = "") -> None:
+    """A message to the person, on stderr."""
+    click.echo(click.style(clean(text), fg=style or None) if is_colourful(sys.stderr) else clean(text), err=True)
+
+
+def suggest(*commands: str) -> None:
+    """The next useful command."""
+    for command in commands:
+        say(f"next: {command}", style="cyan")
+
+
+def emit_list(
+    views: Iterable[View], columns: Sequence[Column], output: Format, *, id_of: str = "id", none: str
+) -> None:
+    """Print records. `none` is said (on stderr) when a table would be empty."""
+    if output is Format.JSONL:
+        for view in views:
+            emit_text(_json_line(view))
+            sys.stdout.flush()
+        return
+    listed = list(views)
+    match output:
+        case Format.JSON:
+            emit_text(json.dumps(listed, indent=2, ensure_ascii=False))
+        case Format.IDS:
+            for identifier in dict.fromkeys(str(view[id_of]) for view in listed):
+                emit_text(identifier)
+        case _ if not listed:
+            say(none)
+        case _:
+            emit_table(listed, columns)
+
+
+def emit_one(view: View, output: Format, show: Callable[[], None], *, id_of: str = "id") -> None:
+    """Print one record; `show` prints it for people."""
+    match output:
+        case Format.JSON:
+            emit_text(json.dumps(view, indent=2, ensure_ascii=False))
+        case Format.JSONL:
+            emit_text(_json_line(view))
+        case Format.IDS:
+            emit_text(str(view[id_of]))
+        case _:
+            show()
+
+
+def emit_text(text: str) -> None:
+    click.echo(text)
+
+
+def emit_table(views: Sequence[View], columns: Sequence[Column]) -> None:
+    """A table: with colours and cut to the window on a terminal, aligned plain text elsewhere."""
+    rows = [[column.cell(view) for column in columns] for view in views]
+    if not is_colourful(sys.stdout):
+        _emit_plain_table(rows, columns)
+        return
+    from rich import box  # noqa: PLC0415 - only terminals pay for it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None
+            if column.may_shrink
+            else max(len(column.title), *(len(clean(row[columns.index(column)].text)) for row in rows)),
+        )
+    for row in rows:
+        table.add_row(*(Text(clean(cell.text), style=cell.style) for cell in row))
+    _console().print(table)
+
+
+def emit_card(title: Cell, facts: Sequence[tuple[str, Cell]]) -> None:
+    """Facts about one thing, as a panel on a terminal and as `name: value` lines elsewhere."""
+    told = [(name, cell) for name, cell in facts if cell.text]
+    if not is_colourful(sys.stdout):
+        emit_text(clean(title.text))
+        width = max((len(name) for name, _ in told), default=0)
+        for name, cell in told:
+            first, *rest = clean_block(cell.text).splitlines() or [""]
+            emit_text(f"  {name:<{width}}  {first}".rstrip())
+            for line in rest:
+                emit_text(f"  {'':<{width}}  {line}".rstrip())
+        return
+    from rich.panel import Panel  # noqa: PLC0415 - only terminals pay for it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bright_black", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, cell in told:
+        grid.add_row(name, Text(clean_block(cell.text), style=cell.style))
+    heading = Text(clean(title.text), style=title.style or "bold")
+    _console().print(Panel(grid, title=heading, title_align="left", border_style=title.style or "bright_black"))
+
+
+def emit_heading(text: str) -> None:
+    emit_text("")
+    emit_text(click.style(text, bold=True) if is_colourful(sys.stdout) else text)
+
+
+def clean(text: str) -> str:
+    """One line that can't steer a terminal, whatever a tool or a model wrote into it."""
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "\ufffd" for character in text
+    )
+
+
+def _harmless(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "\ufffd"
+
+
+def clean_block(text: str) -> str:
+    return "\n".join(clean(line) for line in text.splitlines())
+
+
+def short(value: Any, characters_max: int = 60) -> str:
+    """A value as a glance: texts as they are, the rest as JSON, both cut."""
+    if value is None:
+        return ""
+    text = clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}\u2026"
+
+
+def full(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def moment_cell(text: str | None) -> Cell:
+    """A time as people read it: to the second, in UTC."""
+    return Cell("" if text is None else f"{text[:10]} {text[11:19]}Z")
+
+
+def ago(text: str | None) -> str:
+    if text is None:
+        return ""
+    return f"{duration((datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds())} ago"
+
+
+def between(start: str | None, end: str | None) -> str:
+    if start is None or end is None:
+        return ""
+    return duration((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    seconds = max(seconds, 0.0)
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size * 1.5:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004 - tenths matter below that
+
+
+def styled(cell: Cell) -> str:
+    """A word of a line that is printed as it is: coloured where stdout is a terminal."""
+    return click.style(cell.text, fg=cell.style) if cell.style and is_colourful(sys.stdout) else cell.text
+
+
+def is_terminal(stream: IO[Any]) -> bool:
+    return not stream.closed and stream.isatty()
+
+
+def is_colourful(stream: IO[Any]) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _console() -> "Console":
+    from rich.console import Console  # noqa: PLC0415 - only terminals pay for it
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def _emit_plain_table(rows: list[list[Cell]], columns: Sequence[Column]) -> None:
+    lines = [[column.title for column in columns], *([clean(cell.text) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        emit_text("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _json_line(view: View) -> str:
+    return json.dumps(view, ensure_ascii=False, separators=(",", ":"))
+
+
+def _as_json(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta["agentq.as_json"] = True
+
+
+def _chosen_format(ctx: click.Context, _option: click.Parameter, value: str) -> Format:
+    return Format.JSON if ctx.meta.get("agentq.as_json") else Format(value)

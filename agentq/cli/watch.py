@@ -1,0 +1,78 @@
+"""Watch a run from a terminal: one line for each thing that happens to it, until it has ended."""
+
+from typing import TYPE_CHECKING
+
+from agentq.cli.exit_codes import ExitCode
+from agentq.cli.output import (
+    Cell,
+    Format,
+    View,
+    emit_one,
+    emit_text,
+    full,
+    say,
+    short,
+    styled,
+    suggest,
+)
+from agentq.domain.model import Run, RunStatus
+from agentq.views import event_view, run_view
+
+if TYPE_CHECKING:
+    from agentq.client import AgentQ
+
+_BAD = frozenset({"run.refused", "run.failed", "run.dead_lettered", "outcome.contradicted", "decision.refused"})
+_GOOD = frozenset({"run.completed", "dead_letter.withdrawn", "dead_letter.healed", "outcome.agreed", "write.resolved"})
+_ODD = frozenset({"fence.taken_back", "step.requeued", "step.handed_back", "outcome.late", "cancel.requested",
+                  "run.cancelled", "run.resumed", "run.replayed"})  # fmt: skip
+
+
+def event_line(event: View) -> str:
+    """One event as a line: when, which step, what, and what is known about it; plain when stdout is no terminal."""
+    at = event["at"][11:23]
+    where = "" if event["step"] is None else f"step {event['step']}"
+    if event["attempt"] is not None and event["attempt"] > 1:
+        where += f" (attempt {event['attempt']})"
+    told = "  ".join(f"{key}={short(value, 80)}" for key, value in event["data"].items())
+    kind = Cell(f"{event['kind']:<20}", _style_of(event["kind"]))
+    words = (styled(Cell(at, "bright_black")), styled(kind), f"{where:<8}", told, f"({worker_text(event['actor'])})")
+    return "  ".join(word for word in words if word.strip()).rstrip()
+
+
+def _style_of(kind: str) -> str:
+    if kind in _BAD:
+        return "red"
+    if kind in _GOOD:
+        return "green"
+    return "yellow" if kind in _ODD else ""
+
+
+def worker_text(owner: str) -> str:
+    """An owner is `host/boot/pid-start/delivery`; people look for a host and a pid. Other actors stay as they are."""
+    parts = owner.split("/")
+    return f"{parts[0]}, pid {parts[2].partition('-')[0]}" if len(parts) == 4 else owner  # noqa: PLR2004 - the four above
+
+
+def watch(client: "AgentQ", run_id: str, *, timeout_seconds: float | None, shows_events: bool) -> Run:
+    """The run once it has ended; meanwhile what happens is said on stderr. Raises WaitTimeoutError."""
+    if not shows_events:
+        return client.wait(run_id, timeout_seconds)
+    for event in client.events(run_id, follow=True, timeout=timeout_seconds):
+        say(event_line(event_view(event)))
+    return client.get(run_id)
+
+
+def conclude(run: Run, output: Format) -> ExitCode:
+    """Print a run that has ended, its answer alone for people, and what to do about one that failed."""
+    view = run_view(run)
+
+    def show() -> None:
+        if run.status is RunStatus.COMPLETED:
+            emit_text(full(run.output))
+
+    emit_one(view, output, show)
+    if run.status is RunStatus.COMPLETED:
+        return ExitCode.DONE
+    say(f"run {run.id} {run.status}: {run.error or 'no reason was given'}", style="red")
+    suggest(f"agentq dead-letters show {run.id}" if run.dead_letter else f"agentq runs show {run.id}")
+    return ExitCode.WATCHED_RUN_FAILED

@@ -1,0 +1,110 @@
+"""`agentq worker`: the Celery worker in a role, which is what it consumes and how it runs it."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+import click
+
+from agentq.config.settings import PREFIX, Settings, load_settings
+from agentq.domain.errors import ConfigurationError
+
+MARGIN_SECONDS = 15.0  # Between the end of the longest call and the end of a worker's patience: to settle it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a worker consumes, and the pool that runs it."""
+
+    pool: str
+    queues: tuple[str, ...]
+
+    def concurrency(self, settings: Settings) -> int:
+        match self.queues:
+            case ("model", *_):
+                return settings.model_concurrency
+            case ("isolated", *_):
+                return 1  # A step that may kill its process must be the only one there.
+            case _:
+                return settings.tools_concurrency
+
+
+ROLES = {
+    "model": Role(pool="threads", queues=("model",)),
+    "tools": Role(pool="prefork", queues=("tools", "control")),
+    "isolated": Role(pool="prefork", queues=("isolated",)),
+}
+ALL = ("model", "tools")
+
+
+@click.command()
+@click.argument("role", type=click.Choice([*ROLES, "all"]), default="all")
+@click.option("-c", "--concurrency", type=click.IntRange(min=1), help="Threads (model) or processes (tools).")
+@click.option("--without-keeper", is_flag=True, help="Start no keeper beside it: one runs elsewhere.")
+@click.option("-n", "--hostname", metavar="NAME", help="Its name in Flower, such as tools@%h.")
+@click.option(
+    "-l",
+    "--loglevel",
+    default="INFO",
+    show_default=True,
+    metavar="LEVEL",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+)
+def worker(role: str, concurrency: int | None, without_keeper: bool, hostname: str | None, loglevel: str) -> int:
+    """Execute steps of the agents in AGENTQ_AGENTS.
+
+    \b
+    model     model turns: threads, because they wait for the network
+    tools     tool calls and the messages of other services: processes, because a call must be possible to end
+    isolated  steps that died in a process they shared: one at a time
+    all       a model worker and a tools worker, supervised (default)
+    """
+    settings = load_settings()
+    if not settings.agents:
+        raise ConfigurationError(
+            f"{PREFIX}AGENTS is empty, so this worker would serve nobody: set it to the modules that define your agents"
+        )
+    if without_keeper:
+        os.environ[f"{PREFIX}KEEPER_BESIDE_WORKER"] = "false"
+    if role == "all":
+        if concurrency is not None or hostname is not None:
+            raise click.UsageError("--concurrency and --hostname belong to one role; name it: model, tools or isolated")
+        return _supervise(settings, loglevel)
+    return _work(role, settings, concurrency, hostname, loglevel)
+
+
+def _work(role: str, settings: Settings, concurrency: int | None, hostname: str | None, loglevel: str) -> int:
+    from agentq.tasks.app import app  # noqa: PLC0415 - it reads the environment when it is imported
+
+    chosen = ROLES[role]
+    arguments = [
+        "worker",
+        f"--pool={chosen.pool}",
+        f"--concurrency={concurrency or chosen.concurrency(settings)}",
+        f"--queues={','.join(settings.queue(name) for name in chosen.queues)}",
+        f"--hostname={hostname or f'{role}-{os.getpid()}@%h'}",
+        f"--loglevel={loglevel}",
+    ]
+    return app.worker_main(arguments) or 0
+
+
+def _supervise(settings: Settings, loglevel: str) -> int:
+    """Both workers as processes of their own, started again when they die, and ending with this one."""
+    from agentq.adapters.embedded.supervision import Program, Supervisor  # noqa: PLC0415 - only this role needs it
+
+    grace_seconds = {"model": settings.model_timeout_seconds}
+    programs = [
+        Program(
+            name=role,
+            argv=(sys.executable, "-m", "agentq.cli.main", "worker", role, f"--loglevel={loglevel}"),
+            environ={**os.environ, "PYTHONUNBUFFERED": "1"},
+            grace_seconds=grace_seconds.get(role, settings.operation_deadline_seconds) + MARGIN_SECONDS,
+        )
+        for role in ALL
+    ]
+    return Supervisor(programs, write=_write_line).run()
+
+
+def _write_line(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
