@@ -12,7 +12,6 @@ from agentq.domain.agents import Agent, Registry
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.failures import FailureClassifier
 
-
 T = TypeVar("T")
 
 

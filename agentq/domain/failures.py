@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from agentq.domain.errors import (
     SchemaError,
     StoreUnavailableError,
 )
-from agentq.domain.retry_after import bounded, parse_retry_after
+from agentq.domain.retry_after import bounded, parse_retry_after, utc_now
 
 
 class FailureClass(StrEnum):
@@ -224,10 +224,6 @@ _TABLE: dict[type | str, _Decision] = {
 _WRAPPERS = {"urllib.error.URLError": "reason", "urllib3.exceptions.MaxRetryError": "reason"}
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class FailureClassifier:
     """Maps an exception to its `FailureClass`: the only place that decides whether trying again may help."""
 
@@ -235,7 +231,7 @@ class FailureClassifier:
         self,
         registered: Mapping[type[BaseException], FailureClass] | None = None,
         *,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`now` is asked only for a `Retry-After` date whose reply doesn't say what time its server thinks it is."""
         self._registered: dict[type, FailureClass] = {}

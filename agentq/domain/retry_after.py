@@ -8,7 +8,11 @@ from math import isfinite
 RETRY_AFTER_SECONDS_MAX = 86_400.0  # Beyond a day a server's wish is a mistake; the patience budget ends far earlier.
 
 
-def parse_retry_after(headers: object, now: Callable[[], datetime]) -> float | None:
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def parse_retry_after(headers: object, now: Callable[[], datetime] = utc_now) -> float | None:
     """The wait that a reply's headers ask for, from 0 to a day. None: they don't, or not in a way to be understood.
 
     Takes `retry-after-ms`, or `Retry-After` as seconds or as an HTTP date. A date is compared with the reply's own
