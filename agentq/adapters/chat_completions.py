@@ -78,10 +78,10 @@ def _text(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         text = content
     else:
-        parts = (part.get("text") for part in _list(content) if isinstance(part, dict))
-        text = "".join(part for part in parts if isinstance(part, str))
+        texts = (part.get("text") for part in _list(content) if isinstance(part, dict))
+        text = "".join(part for part in texts if isinstance(part, str))
     refusal = message.get("refusal")
-    return _storable(text or (refusal if isinstance(refusal, str) else ""))
+    return text or (refusal if isinstance(refusal, str) else "")
 
 
 def _call(call: object) -> ToolCall:
@@ -92,8 +92,8 @@ def _call(call: object) -> ToolCall:
     name, given_id = function.get("name"), call.get("id")
     arguments, error = _arguments(function.get("arguments"))
     return ToolCall(
-        id=_storable(given_id) if isinstance(given_id, str) else "",
-        name=_storable(name) if isinstance(name, str) else "",
+        id=given_id if isinstance(given_id, str) else "",
+        name=name if isinstance(name, str) else "",
         arguments=arguments,
         arguments_error=error,
     )
@@ -107,11 +107,11 @@ def _arguments(given: object) -> tuple[dict[str, Any], str | None]:
     if not isinstance(given, str):
         return {}, f"the arguments are {type(given).__name__}; give a JSON object"
     try:
-        arguments = json.loads(_storable(given))
+        arguments = json.loads(given)
     except (ValueError, RecursionError) as error:
-        return {}, f"the arguments are not JSON ({one_line(error)}): {one_line(_storable(given))}"
+        return {}, f"the arguments are not JSON ({one_line(error)}): {one_line(given)}"
     if not isinstance(arguments, dict):
-        return {}, f"the arguments are not a JSON object: {one_line(_storable(given))}"
+        return {}, f"the arguments are not a JSON object: {one_line(given)}"
     return arguments, None
 
 
@@ -128,11 +128,6 @@ def _count(value: object) -> int:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _storable(text: str) -> str:
-    """Half a surrogate pair is no text that a database takes; models cut emojis in two now and then."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _malformed(what: str, shown: object) -> ModelReplyMalformedError:

@@ -150,7 +150,7 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
-def tool(  # noqa: PLR0913 - it is what a tool declares, by name
+def tool(
     function: Callable[..., Any] | None = None,
     /,
     *,
@@ -183,7 +183,7 @@ def tool(  # noqa: PLR0913 - it is what a tool declares, by name
     return make if function is None else make(function)
 
 
-def _make(  # noqa: PLR0913 - as above
+def _make(
     function: Callable[..., Any],
     *,
     effect: ToolEffect,
