@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
-
-from sqlalchemy import RowMapping
+from typing import Any, Protocol
 
 from agentq.domain.effects import ToolEffect
 from agentq.domain.failures import FailureClass
@@ -26,7 +24,13 @@ from agentq.domain.model import (
 from agentq.ports import Wakeup
 
 
-def run_from(row: RowMapping, *, steps: Sequence[Step] = (), dead_letter: DeadLetter | None = None) -> Run:
+class Named(Protocol):
+    """Columns by name: a row as SQLAlchemy gives it, or a plain dictionary."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def run_from(row: Named, *, steps: Sequence[Step] = (), dead_letter: DeadLetter | None = None) -> Run:
     """The run in a row of `runs`."""
     return Run(
         id=row["id"],
@@ -50,7 +54,7 @@ def run_from(row: RowMapping, *, steps: Sequence[Step] = (), dead_letter: DeadLe
     )
 
 
-def fence_from(row: RowMapping) -> Fence | None:
+def fence_from(row: Named) -> Fence | None:
     """The fence in a row that holds the `pending_effect` columns of `runs`; None when none stands."""
     if row["pending_effect_id"] is None:
         return None
@@ -68,7 +72,7 @@ def fence_from(row: RowMapping) -> Fence | None:
     )
 
 
-def step_from(row: RowMapping) -> Step:
+def step_from(row: Named) -> Step:
     """The step in a row of `steps`."""
     return Step(
         run_id=row["run_id"],
@@ -95,7 +99,7 @@ def step_from(row: RowMapping) -> Step:
     )
 
 
-def wakeup_from(row: RowMapping) -> Wakeup:
+def wakeup_from(row: Named) -> Wakeup:
     """The wake-up call for a step; `row` holds the step's columns and its run's agent."""
     return Wakeup(
         ref=StepRef(run_id=row["run_id"], number=row["number"], attempt=row["attempt"]),
@@ -108,7 +112,7 @@ def wakeup_from(row: RowMapping) -> Wakeup:
     )
 
 
-def dead_letter_from(row: RowMapping) -> DeadLetter:
+def dead_letter_from(row: Named) -> DeadLetter:
     """The dead letter in a row of `dead_letters`."""
     return DeadLetter(
         id=row["id"],
@@ -125,7 +129,7 @@ def dead_letter_from(row: RowMapping) -> DeadLetter:
     )
 
 
-def event_from(row: RowMapping) -> Event:
+def event_from(row: Named) -> Event:
     """The event in a row of `events`."""
     data: dict[str, Any] = json.loads(row["data"])
     return Event(

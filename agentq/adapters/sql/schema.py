@@ -131,12 +131,8 @@ Index(
     postgresql_where=runs.c.finished_at.is_not(None),
     sqlite_where=runs.c.finished_at.is_not(None),
 )
-Index(
-    "runs_interactive",
-    runs.c.id,
-    postgresql_where=text("mode = 'interactive' AND finished_at IS NULL"),
-    sqlite_where=text("mode = 'interactive' AND finished_at IS NULL"),
-)
+OPEN_INTERACTIVE = text("mode = 'interactive' AND finished_at IS NULL")
+Index("runs_interactive", runs.c.id, postgresql_where=OPEN_INTERACTIVE, sqlite_where=OPEN_INTERACTIVE)
 Index(
     "runs_contradicted",
     runs.c.id,
@@ -178,27 +174,31 @@ steps = Table(
     Column("ruled_at", UtcDateTime),
     postgresql_with={"fillfactor": 90},
 )
+# Statements that are to use a partial index say its condition in the same words, without parameters.
+DUE_FIRST = text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1")
+DUE_NEXT = text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)")
+IN_FLIGHT = text("state = 'available' AND dispatched_at IS NOT NULL")
 # Two, so that a million new runs in front don't hide the few steps that are due in runs that are going.
 Index(
     "steps_due_first",
     steps.c.due_at,
     steps.c.run_id,
-    postgresql_where=text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
-    sqlite_where=text("state = 'available' AND dispatched_at IS NULL AND number = 1 AND attempt = 1"),
+    postgresql_where=DUE_FIRST,
+    sqlite_where=DUE_FIRST,
 )
 Index(
     "steps_due_next",
     steps.c.due_at,
     steps.c.run_id,
-    postgresql_where=text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
-    sqlite_where=text("state = 'available' AND dispatched_at IS NULL AND (number > 1 OR attempt > 1)"),
+    postgresql_where=DUE_NEXT,
+    sqlite_where=DUE_NEXT,
 )
 Index(
     "steps_in_flight",
     steps.c.run_id,
     steps.c.number,
-    postgresql_where=text("state = 'available' AND dispatched_at IS NOT NULL"),
-    sqlite_where=text("state = 'available' AND dispatched_at IS NOT NULL"),
+    postgresql_where=IN_FLIGHT,
+    sqlite_where=IN_FLIGHT,
 )
 
 events = Table(
