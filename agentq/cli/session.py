@@ -1,5 +1,6 @@
 """What most commands begin with: a client for the settings of the environment, ids, and a person's consent."""
 
+import gc
 import getpass
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 @contextmanager
 def connected(actor: str | None = None) -> Iterator["AgentQ"]:
     """A client for the deployment that the environment describes; decisions are written down for `actor`."""
+    gc.set_threshold(50_000)  # What is imported now stays: collecting amid it would cost a tenth of a list's time.
     from agentq.client import AgentQ  # noqa: PLC0415 - `--help` doesn't pay for the database's library
 
     with AgentQ.from_env(actor=actor or person()) as client:
