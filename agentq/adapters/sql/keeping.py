@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sqlalchemy import RowMapping, and_, bindparam, exists, select, tuple_, update
+from sqlalchemy import RowMapping, and_, bindparam, exists, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
@@ -10,7 +10,7 @@ from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.engine import Database, now_plus, seconds_since
 from agentq.adapters.sql.locking import is_one_of, lock_runs_of
 from agentq.adapters.sql.rows import fence_from, wakeup_from
-from agentq.adapters.sql.schema import DUE_FIRST, DUE_NEXT, IN_FLIGHT, OPEN_INTERACTIVE, agents, runs, steps
+from agentq.adapters.sql.schema import DUE_FIRST, DUE_NEXT, IN_FLIGHT, agents, runs, steps
 from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetterReason, Fence, RunMode, RunStatus, StepRef, StepState
@@ -102,7 +102,7 @@ _queued_without_step = (
 _interactive = (
     select(runs.c.id, steps.c.number, steps.c.attempt, *_fence, _is_past_deadline)
     .join_from(runs, steps, and_(_of_its_run, steps.c.state == StepState.AVAILABLE.value), isouter=True)
-    .where(OPEN_INTERACTIVE)
+    .where(runs.c.mode == literal_column("'interactive'"), runs.c.finished_at.is_(None))  # As its index says it.
     .order_by(runs.c.id, steps.c.number)
 )
 

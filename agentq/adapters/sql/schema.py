@@ -131,8 +131,12 @@ Index(
     postgresql_where=runs.c.finished_at.is_not(None),
     sqlite_where=runs.c.finished_at.is_not(None),
 )
-OPEN_INTERACTIVE = text("mode = 'interactive' AND finished_at IS NULL")
-Index("runs_interactive", runs.c.id, postgresql_where=OPEN_INTERACTIVE, sqlite_where=OPEN_INTERACTIVE)
+Index(
+    "runs_interactive",
+    runs.c.id,
+    postgresql_where=text("mode = 'interactive' AND finished_at IS NULL"),
+    sqlite_where=text("mode = 'interactive' AND finished_at IS NULL"),
+)
 Index(
     "runs_contradicted",
     runs.c.id,
