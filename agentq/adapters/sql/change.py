@@ -122,7 +122,7 @@ class Change:
         elif self._events:
             self.set(events_lost=self.run["events_lost"] + len(self._events))
         if self._changed:
-            self.connection.execute(_change_run.values(self._changed), {"of_run": self.run_id})
+            self.connection.execute(_change_run, {"of_run": self.run_id, **self._changed})
         self._events, self._changed = [], {}
 
     def start(self) -> None:
@@ -161,16 +161,16 @@ class Change:
         return self.connection.execute(_steps, {"run_id": self.run_id}).mappings().all()
 
     def change_step(self, number: int, **values: Any) -> None:
-        self.connection.execute(_change_step.values(values), {"of_run": self.run_id, "of_number": number})
+        self.connection.execute(_change_step, {"of_run": self.run_id, "of_number": number, **values})
 
     def close_open_steps(self) -> None:
         values = {"state": StepState.CLOSED.value, "finished_at": self.now}
-        self.connection.execute(_close_open.values(values), {"of_run": self.run_id})
+        self.connection.execute(_close_open, {"of_run": self.run_id, **values})
 
     def reopen_closed_steps(self) -> None:
         """What the run's end closed waits again."""
         values = {"state": StepState.WAITING.value, "finished_at": None, "due_at": None, "dispatched_at": None}
-        self.connection.execute(_reopen_closed.values(values), {"of_run": self.run_id})
+        self.connection.execute(_reopen_closed, {"of_run": self.run_id, **values})
 
     def add_model_step(self) -> tuple[Wakeup, ...]:
         """The model's next turn, open, and marked as dispatched."""
@@ -267,7 +267,7 @@ class Change:
 
     def close_dead_letter(self, closed_as: str) -> None:
         values = {"closed_at": self.now, "closed_by": self._actor, "closed_as": closed_as}
-        self.connection.execute(_close_dead_letter.values(values), {"of_run": self.run_id})
+        self.connection.execute(_close_dead_letter, {"of_run": self.run_id, **values})
 
     def _add(self, new: Sequence[NewStep]) -> tuple[Wakeup, ...]:
         first_batch = min(each.batch for each in new)
