@@ -135,12 +135,9 @@ class Wiring:
     def app(self) -> "Celery":
         """The Celery app: the worker's own, or a plain one that only publishes."""
         if self._app is None:
-            from celery import Celery
+            from agentq.config.celery import celery_app
 
-            from agentq.config.celery import celery_config
-
-            self._app = Celery("agentq", set_as_current=False)
-            self._app.conf.update(celery_config(self.settings))
+            self._app = celery_app(self.settings, set_as_current=False)
         return self._app
 
     def claim_redis(self) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks: measured by hand, both sides in one call; never timed tests."""
