@@ -29,12 +29,16 @@ SYSTEM_USER = "nobody"  # PostgreSQL refuses to run as root.
 class PostgresServer:
     """PostgreSQL on a socket in a folder of its own, durable as in production; ends with the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        """`options`: further settings, as `name=value`. With a `port` it listens there too, and asks for passwords."""
         # Not pytest's folder: that is root's alone, and the path of a socket has about 100 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="agentq-postgres-"))
         self._data = self.folder / "data"
-        self._binaries = _binaries()
+        self.binaries = _binaries()
+        self._listen = (f"port={port}", "listen_addresses=127.0.0.1") if port else ("listen_addresses=",)
+        self._port = port
         self._user = SYSTEM_USER if os.geteuid() == 0 else None
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         if self._user:
             account = pwd.getpwnam(self._user)
@@ -46,11 +50,13 @@ class PostgresServer:
         return self._process.pid
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{database}?host={self.folder}"
+        port = f"&port={self._port}" if self._port else ""
+        return f"postgresql://postgres@/{database}?host={self.folder}{port}"
 
     def create(self) -> Self:
         """Make its files; needed once, before the first start."""
-        self._run("initdb", "--no-sync", "--auth=trust", "--encoding=utf8", "--username=postgres", str(self._data))
+        authentication = ("--auth-local=trust", "--auth-host=scram-sha-256")
+        self._run("initdb", "--no-sync", *authentication, "--encoding=utf8", "--username=postgres", str(self._data))
         return self
 
     def start(self) -> Self:
@@ -58,8 +64,9 @@ class PostgresServer:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(str(self._binaries / "postgres"), "-D", str(self._data), "-k", str(self.folder)),
-                    *("-c", "listen_addresses=", "-c", "max_connections=200", "-c", "log_checkpoints=off"),
+                    *(str(self.binaries / "postgres"), "-D", str(self._data), "-k", str(self.folder)),
+                    *("-c", "max_connections=200", "-c", "log_checkpoints=off"),
+                    *(part for option in (*self._listen, *self._options) for part in ("-c", option)),
                 ],
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - tests start it before they start threads
                 stdin=subprocess.DEVNULL,
@@ -97,7 +104,7 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(self._binaries / program), *arguments],
+            [str(self.binaries / program), *arguments],
             check=True,
             capture_output=True,
             cwd=self.folder,
