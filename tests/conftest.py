@@ -5,13 +5,11 @@ from collections.abc import Generator
 
 import pytest
 
-MAY_BE_MISSING = "docker"  # The marker of tests that CI may skip: the same ones ran on processes.
-
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if _is_refused(report) and item.get_closest_marker(MAY_BE_MISSING) is None:
+    if _is_refused(report):
         _fail(report)
     return report
 

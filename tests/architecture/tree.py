@@ -5,7 +5,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CODE_FOLDERS = ("agentq", "tasks", "config", "tests", "benchmarks")
-LEFTOVERS = ("*.egg-info", "*.pyc", "*_cache", ".[!c]*", "__pycache__", "build", "dist", ".coverage*", ".venv")
+LEFTOVERS = (
+    ".git",
+    ".*_cache",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    ".venv",
+    ".agentq",
+    ".hypothesis",
+    ".coverage*",
+)
 
 
 def source_files() -> list[Path]:
