@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
-from agentq.domain.errors import InvalidInputError, WaitTimeoutError
+from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.model import DeadLetter, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.filters import parse_filters, parse_time
 from agentq.ports import Ruling, ServedAgent
@@ -211,6 +211,9 @@ class AgentQ:
             name: ServedAgent(name=name, input_bytes_max=bytes_max, seen_seconds=0)
             for name, bytes_max in self._wiring.serves.items()
         }
+        if agent not in served:
+            known = ", ".join(sorted(served)) or "none: set AGENTQ_AGENTS to the modules that define them"
+            raise UnknownAgentError(f"unknown agent {agent!r}; the agents of this process are {known}")
         new_run = check(EnqueueRequest(agent=agent, input=input, metadata=metadata), served)
         return self._wiring.interaction.drive(replace(new_run, mode=RunMode.INTERACTIVE), see)
 

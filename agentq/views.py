@@ -1,5 +1,6 @@
 """Runs, steps, events and dead letters as plain JSON: one shape for the CLI, the API and whoever reads them."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -26,11 +27,19 @@ def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
         "has_contradiction": run.has_contradiction,
         "events_lost": run.events_lost,
         "pending_effect": fence_view(run.pending_effect) if run.pending_effect else None,
-        "dead_letter": dead_letter_view(run.dead_letter) if run.dead_letter else None,
+        "dead_letter": _dead_letter_of(run) if run.dead_letter else None,
     }
     if with_steps:
         view["steps"] = [step_view(step) for step in run.steps]
     return view
+
+
+def _dead_letter_of(run: Run) -> dict[str, Any]:
+    assert run.dead_letter is not None
+    tool = next((step.tool for step in run.steps if step.number == run.dead_letter.number), run.dead_letter.tool)
+    return dead_letter_view(
+        replace(run.dead_letter, agent=run.agent, tool=tool, has_contradiction=run.has_contradiction)
+    )
 
 
 def step_view(step: Step) -> dict[str, Any]:
@@ -74,10 +83,13 @@ def fence_view(fence: Fence) -> dict[str, Any]:
 def dead_letter_view(letter: DeadLetter) -> dict[str, Any]:
     return {
         "run_id": letter.run_id,
+        "agent": letter.agent,
         "step": letter.number,
+        "tool": letter.tool,
         "reason": letter.reason.value,
         "failure_class": letter.failure_class.value,
         "outcome_unknown": letter.outcome_unknown,
+        "has_contradiction": letter.has_contradiction,
         "error": letter.error,
         "created_at": time_text(letter.created_at),
         "closed_at": time_text(letter.closed_at),

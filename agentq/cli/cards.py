@@ -1,6 +1,7 @@
 """A run and a dead letter as a person reads them: a card of facts, the steps, what happened, what can be done."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -33,7 +34,7 @@ def show_run(view: View, events: Sequence[View]) -> None:
     if events:
         emit_heading("What happened")
         for event in events:
-            emit_text(event_line(event))
+            emit_text(event_line(event, stream=sys.stdout))
 
 
 def show_dead_letter(view: View) -> None:
@@ -62,7 +63,7 @@ def next_moves(view: View) -> list[tuple[str, str]]:
             moves.append(("Then, to run it on from there:", f"agentq dead-letters replay {run_id}"))
     elif not view["cancel_requested"]:
         moves.append(
-            ("When the cause is gone, run it again from the step that failed:", f"agentq dead-letters replay {run_id}")
+            ("When the cause is gone, run it on from where it stopped:", f"agentq dead-letters replay {run_id}")
         )
     return moves
 
@@ -100,7 +101,7 @@ def _run_facts(view: View) -> list[tuple[str, Cell]]:
         ("input", Cell(full(view["input"])[:2000])),
         ("output", Cell(full(view["output"])[:2000], "green")),
         ("error", Cell(view["error"] or "", "red")),
-        ("in flight", _fence_cell(view)),
+        ("in doubt" if view["dead_letter"] else "in flight", _fence_cell(view)),
         ("tokens", Cell(f"{tokens:,}" if tokens else "")),
         ("lost", Cell(lost, "yellow")),
     ]
@@ -119,7 +120,7 @@ def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:
     outcome = (
         Cell("UNKNOWN: the write may have happened, or not", "bold red")
         if is_in_doubt(view)
-        else Cell("resolved, ready for a replay" if letter["outcome_unknown"] else "nothing is in doubt", "green")
+        else Cell("nothing is in doubt", "green")
     )
     facts = [
         ("agent", Cell(view["agent"])),

@@ -17,7 +17,6 @@ from agentq.cli.output import (
     ago,
     emit_list,
     emit_one,
-    moment_cell,
     output_options,
     say,
     short,
@@ -25,6 +24,7 @@ from agentq.cli.output import (
 )
 from agentq.cli.session import actor_option, ask, change_each, connected, given_ids, ids_argument, yes_option
 from agentq.domain.errors import NotFoundError
+from agentq.domain.model import RunStatus
 from agentq.views import dead_letter_view, run_view
 
 _COMMANDS = {
@@ -40,14 +40,20 @@ def dead_letters() -> None:
     """Runs that stopped and wait for a person."""
 
 
+def _outcome(view: View) -> Cell:
+    if view["has_contradiction"]:
+        return Cell("CONTRADICTION", "bold red")
+    return Cell("UNKNOWN", "bold red") if view["outcome_unknown"] else Cell("known", "green")
+
+
 COLUMNS = (
     Column("RUN", lambda view: Cell(view["run_id"])),
-    Column("STOPPED", lambda view: moment_cell(view["created_at"])),
-    Column("AGE", lambda view: Cell(ago(view["created_at"]))),
-    Column("STEP", lambda view: Cell(str(view["step"]))),
+    Column("STOPPED", lambda view: Cell(ago(view["created_at"]))),
+    Column("AGENT", lambda view: Cell(view["agent"] or "")),
+    Column("STEP", lambda view: Cell(f"{view['step']} {view['tool'] or 'model turn'}"), may_shrink=True),
+    Column("OUTCOME", _outcome),
     Column("REASON", lambda view: Cell(view["reason"], "red")),
     Column("CLASS", lambda view: Cell(view["failure_class"])),
-    Column("OUTCOME", lambda view: Cell("UNKNOWN", "bold red") if view["outcome_unknown"] else Cell("known", "green")),
     Column("ERROR", lambda view: Cell(short(view["error"], 100)), may_shrink=True),
 )
 
@@ -118,16 +124,19 @@ def resolve(
         raise click.UsageError("say what became of the write: --happened RESULT, or --did-not-happen")
     chosen = given_ids(ids)
     ask(f"Record for {_named(chosen)} that the write {_told(decision)}?", yes=yes)
+    resolved: list[str] = []
     with connected(actor) as client:
 
         def change(run_id: str) -> View:
             step = client.resolve(run_id, **decision, reason=reason)
+            resolved.append(run_id)
             say(f"{run_id}: recorded that step {step.number} ({step.tool}) {_told(decision)}")
             return {"step": step.number, "tool": step.tool}
 
         code = change_each(chosen, change, output)
-    if output.is_for_people and code is ExitCode.DONE:
-        suggest(f"agentq dead-letters replay {' '.join(chosen)}")
+        can_go_on = [run_id for run_id in resolved if client.status(run_id) is RunStatus.FAILED]
+    if output.is_for_people and can_go_on:
+        suggest(f"agentq dead-letters replay {' '.join(can_go_on)}")
     return code
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ STATUS_STYLES = {
     "closed": "yellow",
 }
 EFFECT_STYLES = {"read_only": "green", "idempotent_write": "yellow", "non_idempotent_write": "red"}
+
+
+SHRUNK_CHARACTERS = 12  # What a column that may shrink keeps: enough to recognise it by.
 
 
 class Format(StrEnum):
@@ -82,7 +86,7 @@ def output_options(function: _Function) -> _Function:
 
 def say(text: str, *, style: str = "") -> None:
     """A message to the person, on stderr."""
-    click.echo(click.style(clean(text), fg=style or None) if is_colourful(sys.stderr) else clean(text), err=True)
+    click.echo(painted(Cell(clean(text), style), sys.stderr), err=True)
 
 
 def suggest(*commands: str) -> None:
@@ -131,28 +135,37 @@ def emit_text(text: str) -> None:
 
 
 def emit_table(views: Sequence[View], columns: Sequence[Column]) -> None:
-    """A table: with colours and cut to the window on a terminal, aligned plain text elsewhere."""
-    rows = [[column.cell(view) for column in columns] for view in views]
-    if not is_colourful(sys.stdout):
-        _emit_plain_table(rows, columns)
-        return
-    from rich import box  # noqa: PLC0415 - only terminals pay for it
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(
-            column.title,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None
-            if column.may_shrink
-            else max(len(column.title), *(len(clean(row[columns.index(column)].text)) for row in rows)),
-        )
+    """A table: aligned plain text, on a terminal with colours and cut to the window."""
+    titles = [Cell(column.title, "bold") for column in columns]
+    rows = [titles, *([_cleaned(column.cell(view)) for column in columns] for view in views)]
+    widths = [max(len(row[index].text) for row in rows) for index in range(len(columns))]
+    if is_colourful(sys.stdout):
+        widths = _fitted(widths, columns, shutil.get_terminal_size().columns)
     for row in rows:
-        table.add_row(*(Text(clean(cell.text), style=cell.style) for cell in row))
-    _console().print(table)
+        line = "  ".join(_filled(cell, width) for cell, width in zip(row, widths, strict=True))
+        emit_text(line.rstrip())
+
+
+def _cleaned(cell: Cell) -> Cell:
+    return Cell(clean(cell.text), cell.style)
+
+
+def _fitted(widths: list[int], columns: Sequence[Column], window: int) -> list[int]:
+    """Those widths, with the widest of the columns that may shrink cut until the line fits or none can give more."""
+    fitted = list(widths)
+    while sum(fitted) + 2 * (len(fitted) - 1) > window:
+        candidates = [
+            index for index, column in enumerate(columns) if column.may_shrink and fitted[index] > SHRUNK_CHARACTERS
+        ]
+        if not candidates:
+            break
+        fitted[max(candidates, key=fitted.__getitem__)] -= 1
+    return fitted
+
+
+def _filled(cell: Cell, width: int) -> str:
+    text = cell.text if len(cell.text) <= width else f"{cell.text[: width - 1]}\u2026"
+    return painted(Cell(text.ljust(width), cell.style), sys.stdout)
 
 
 def emit_card(title: Cell, facts: Sequence[tuple[str, Cell]]) -> None:
@@ -182,7 +195,7 @@ def emit_card(title: Cell, facts: Sequence[tuple[str, Cell]]) -> None:
 
 def emit_heading(text: str) -> None:
     emit_text("")
-    emit_text(click.style(text, bold=True) if is_colourful(sys.stdout) else text)
+    emit_text(painted(Cell(text, "bold"), sys.stdout))
 
 
 def clean(text: str) -> str:
@@ -238,12 +251,23 @@ def duration(seconds: float) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size * 1.5:
             return f"{seconds / size:.0f} {unit}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004 - tenths matter below that
 
 
-def styled(cell: Cell) -> str:
-    """A word of a line that is printed as it is: coloured where stdout is a terminal."""
-    return click.style(cell.text, fg=cell.style) if cell.style and is_colourful(sys.stdout) else cell.text
+def line_of(cells: Sequence[Cell], *, stream: IO[Any]) -> str:
+    """Cells side by side as one line, coloured where that stream is a terminal; empty ones are left out."""
+    return "  ".join(painted(_cleaned(cell), stream) for cell in cells if cell.text.strip()).rstrip()
+
+
+def painted(cell: Cell, stream: IO[Any]) -> str:
+    if not cell.style or not is_colourful(stream):
+        return cell.text
+    *is_bold, colour = cell.style.split()
+    if colour == "bold":
+        return click.style(cell.text, bold=True)
+    return click.style(cell.text, fg=colour, bold=bool(is_bold) or None)
 
 
 def is_terminal(stream: IO[Any]) -> bool:
@@ -258,13 +282,6 @@ def _console() -> "Console":
     from rich.console import Console  # noqa: PLC0415 - only terminals pay for it
 
     return Console(highlight=False, soft_wrap=False)
-
-
-def _emit_plain_table(rows: list[list[Cell]], columns: Sequence[Column]) -> None:
-    lines = [[column.title for column in columns], *([clean(cell.text) for cell in row] for row in rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    for line in lines:
-        emit_text("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _json_line(view: View) -> str:

@@ -1,5 +1,7 @@
 """`agentq runs`: list, show, follow and cancel runs."""
 
+import sys
+
 import click
 
 from agentq.cli.cards import show_run
@@ -12,7 +14,6 @@ from agentq.cli.output import (
     Column,
     Format,
     View,
-    ago,
     between,
     emit_list,
     emit_one,
@@ -60,7 +61,6 @@ COLUMNS = (
     Column("STATUS", lambda view: Cell(view["status"], STATUS_STYLES[view["status"]])),
     Column("AGENT", lambda view: Cell(view["agent"])),
     Column("CREATED", lambda view: moment_cell(view["created_at"])),
-    Column("AGE", lambda view: Cell(ago(view["created_at"]))),
     Column("TOOK", lambda view: Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
     Column("INPUT", lambda view: Cell(short(view["input"], 40)), may_shrink=True),
     Column("NOTE", note_on, may_shrink=True),
@@ -114,7 +114,7 @@ def events(run_id: str, follow: bool, after: int, output: Format) -> None:
         log = client.events(run_id, after, follow=follow)
         if output.is_for_people:
             for event in log:
-                click.echo(event_line(event_view(event)))
+                click.echo(event_line(event_view(event), stream=sys.stdout))
         else:
             emit_list((event_view(event) for event in log), [], output, id_of="sequence", none="")
 

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from agentq.cli.exit_codes import ExitCode, exit_code_of
-from agentq.cli.output import Format, View, emit_list, is_terminal, say
-from agentq.domain.errors import AgentqError, InvalidInputError
+from agentq.cli.output import Format, View, emit_list, is_terminal, say, suggest
+from agentq.domain.errors import AgentqError, DecisionRequiredError, InvalidInputError, RefusedError
 
 if TYPE_CHECKING:
     from agentq.client import AgentQ
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class DeclinedError(RefusedError):
+    """The person at the terminal was asked, and said no."""
 
 
 @contextmanager
@@ -66,7 +70,8 @@ def ask(question: str, *, yes: bool) -> None:
         return
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise click.UsageError(f"{question} Nobody is at the terminal to ask: add --yes")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise DeclinedError("nothing was changed")
 
 
 def change_each(ids: Sequence[str], change: Callable[[str], View], output: Format) -> ExitCode:
@@ -82,7 +87,9 @@ def change_each(ids: Sequence[str], change: Callable[[str], View], output: Forma
         except AgentqError as error:
             errors.append(error)
             views.append({"id": identifier, "done": False, "error": str(error)})
-            say(f"error: {identifier}: {error}" if identifier not in str(error) else f"error: {error}", style="red")
+            say(f"error: {error}" if identifier in str(error) else f"error: {identifier}: {error}", style="red")
+            if isinstance(error, DecisionRequiredError):
+                suggest(f"agentq dead-letters show {identifier}")
     if not output.is_for_people:
         emit_list([view for view in views if view["done"] or output is not Format.IDS], [], output, none="")
     if not errors:

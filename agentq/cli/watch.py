@@ -1,6 +1,9 @@
 """Watch a run from a terminal: one line for each thing that happens to it, until it has ended."""
 
-from typing import TYPE_CHECKING
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+import click
 
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.output import (
@@ -10,9 +13,9 @@ from agentq.cli.output import (
     emit_one,
     emit_text,
     full,
+    line_of,
     say,
     short,
-    styled,
     suggest,
 )
 from agentq.domain.model import Run, RunStatus
@@ -27,16 +30,21 @@ _ODD = frozenset({"fence.taken_back", "step.requeued", "step.handed_back", "outc
                   "run.cancelled", "run.resumed", "run.replayed"})  # fmt: skip
 
 
-def event_line(event: View) -> str:
-    """One event as a line: when, which step, what, and what is known about it; plain when stdout is no terminal."""
+def event_line(event: View, *, stream: IO[Any]) -> str:
+    """One event as a line for that stream: when, what, which step, what is known about it, and who did it."""
     at = event["at"][11:23]
     where = "" if event["step"] is None else f"step {event['step']}"
     if event["attempt"] is not None and event["attempt"] > 1:
         where += f" (attempt {event['attempt']})"
     told = "  ".join(f"{key}={short(value, 80)}" for key, value in event["data"].items())
-    kind = Cell(f"{event['kind']:<20}", _style_of(event["kind"]))
-    words = (styled(Cell(at, "bright_black")), styled(kind), f"{where:<8}", told, f"({worker_text(event['actor'])})")
-    return "  ".join(word for word in words if word.strip()).rstrip()
+    cells = (
+        Cell(at, "bright_black"),
+        Cell(f"{event['kind']:<20}", _style_of(event["kind"])),
+        Cell(f"{where:<8}"),
+        Cell(told),
+        Cell(f"({worker_text(event['actor'])})", "bright_black"),
+    )
+    return line_of(cells, stream=stream)
 
 
 def _style_of(kind: str) -> str:
@@ -58,7 +66,7 @@ def watch(client: "AgentQ", run_id: str, *, timeout_seconds: float | None, shows
     if not shows_events:
         return client.wait(run_id, timeout_seconds)
     for event in client.events(run_id, follow=True, timeout=timeout_seconds):
-        say(event_line(event_view(event)))
+        click.echo(event_line(event_view(event), stream=sys.stderr), err=True)
     return client.get(run_id)
 
 

@@ -34,7 +34,6 @@ ROLES = {
     "tools": Role(pool="prefork", queues=("tools", "control")),
     "isolated": Role(pool="prefork", queues=("isolated",)),
 }
-ALL = ("model", "tools")
 
 
 @click.command()
@@ -57,7 +56,7 @@ def worker(role: str, concurrency: int | None, without_keeper: bool, hostname: s
     model     model turns: threads, because they wait for the network
     tools     tool calls and the messages of other services: processes, because a call must be possible to end
     isolated  steps that died in a process they shared: one at a time
-    all       a model worker and a tools worker, supervised (default)
+    all       one of each, supervised (default)
     """
     settings = load_settings()
     if not settings.agents:
@@ -74,10 +73,11 @@ def worker(role: str, concurrency: int | None, without_keeper: bool, hostname: s
 
 
 def _work(role: str, settings: Settings, concurrency: int | None, hostname: str | None, loglevel: str) -> int:
-    from agentq.tasks.app import app  # noqa: PLC0415 - it reads the environment when it is imported
+    from celery.bin.celery import celery  # noqa: PLC0415 - slow to import
 
     chosen = ROLES[role]
     arguments = [
+        "--app=agentq.tasks.app:app",
         "worker",
         f"--pool={chosen.pool}",
         f"--concurrency={concurrency or chosen.concurrency(settings)}",
@@ -85,11 +85,12 @@ def _work(role: str, settings: Settings, concurrency: int | None, hostname: str 
         f"--hostname={hostname or f'{role}-{os.getpid()}@%h'}",
         f"--loglevel={loglevel}",
     ]
-    return app.worker_main(arguments) or 0
+    # Not `app.worker_main`, which drops the exit code of a worker that refused to start.
+    return int(celery.main(arguments, standalone_mode=False) or 0)
 
 
 def _supervise(settings: Settings, loglevel: str) -> int:
-    """Both workers as processes of their own, started again when they die, and ending with this one."""
+    """One worker of each role, each a process of its own that is started again when it dies, and ends with this one."""
     from agentq.adapters.embedded.supervision import Program, Supervisor  # noqa: PLC0415 - only this role needs it
 
     grace_seconds = {"model": settings.model_timeout_seconds}
@@ -100,7 +101,7 @@ def _supervise(settings: Settings, loglevel: str) -> int:
             environ={**os.environ, "PYTHONUNBUFFERED": "1"},
             grace_seconds=grace_seconds.get(role, settings.operation_deadline_seconds) + MARGIN_SECONDS,
         )
-        for role in ALL
+        for role in ROLES
     ]
     return Supervisor(programs, write=_write_line).run()
 

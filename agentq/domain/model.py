@@ -190,7 +190,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Why a run stopped and waits for a person."""
+    """Why a run stopped and waits for a person. `agent`, `tool` and `has_contradiction` are filled in lists only."""
 
     run_id: str
     number: int
@@ -203,6 +203,9 @@ class DeadLetter:
     closed_at: datetime | None = None
     closed_by: str | None = None
     closed_as: str | None = None
+    agent: str | None = None
+    tool: str | None = None
+    has_contradiction: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

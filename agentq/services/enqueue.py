@@ -79,9 +79,9 @@ def enqueue(
                 error.add_note(f"{len(enqueued)} runs are stored already; with idempotency keys, calling again is safe")
             raise
         wakeups = [one.wakeup for one in added if one.wakeup]
-        publish_first_steps(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)
+        is_broker_there = publish_first_steps(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)
         enqueued += [
-            Enqueued(run_id=one.run_id, is_new=one.is_new, warning=_warning(served[run.agent]))
+            Enqueued(run_id=one.run_id, is_new=one.is_new, warning=_warning(served[run.agent], is_broker_there))
             for one, run in zip(added, batch, strict=True)
         ]
     return enqueued
@@ -203,7 +203,9 @@ def _json_text(name: str, value: object) -> str:
     return text
 
 
-def _warning(agent: ServedAgent) -> str | None:
+def _warning(agent: ServedAgent, is_broker_there: bool) -> str | None:
+    if not is_broker_there:
+        return "the broker can't be reached: the run is stored and starts when the broker is back"
     if agent.seen_seconds <= SILENT_SECONDS:
         return None
     return f"no worker serves agent {agent.name!r} right now: the run is queued and starts when one does"

@@ -8,25 +8,29 @@ from agentq.domain.model import StepKind
 from agentq.ports import Dispatcher, RunStore, Wakeup
 
 
-def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> None:
-    """Publish new runs' first steps as long as the queue is shorter than `backlog_max`. Never raises for the broker."""
+def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> bool:
+    """Publish new runs' first steps as long as the queue is shorter than `backlog_max`. False: the broker is away."""
     if not wakeups:
-        return
-    room = 0
-    with suppress(BrokerUnavailableError):
+        return True
+    try:
         room = max(0, backlog_max - dispatcher.backlog().get(StepKind.MODEL, 0))
-    publish_steps(wakeups[:room], runs=runs, dispatcher=dispatcher)
+    except BrokerUnavailableError:
+        _leave_to_dispatcher(wakeups, runs)  # Not asked a second time: each time may take as long as its timeout.
+        return False
     _leave_to_dispatcher(wakeups[room:], runs)
+    return publish_steps(wakeups[:room], runs=runs, dispatcher=dispatcher)
 
 
-def publish_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher) -> None:
-    """Publish steps of runs that were going already, however long the queue is. Never raises for the broker."""
+def publish_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher) -> bool:
+    """Publish steps of runs that were going already, however long the queue is. False: the broker is away."""
     if not wakeups:
-        return
+        return True
     try:
         dispatcher.publish(wakeups)
     except BrokerUnavailableError:
         _leave_to_dispatcher(wakeups, runs)  # Those that did get through are woken twice, which costs nothing.
+        return False
+    return True
 
 
 def _leave_to_dispatcher(wakeups: Sequence[Wakeup], runs: RunStore) -> None:

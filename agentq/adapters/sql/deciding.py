@@ -1,9 +1,10 @@
 """Dead letters in SQL, and what people decide about them."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, bindparam, select, update
+from sqlalchemy import RowMapping, and_, bindparam, select, update
 
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
 from agentq.adapters.sql.codec import clean_text, encode
@@ -72,14 +73,15 @@ class SqlDecisionStore:
 
     def dead_letters(self, filters: RunFilter) -> list[DeadLetter]:
         listed = (
-            select(dead_letters)
+            select(dead_letters, runs.c.agent, runs.c.has_contradiction, steps.c.tool)
             .join_from(dead_letters, runs, dead_letters.c.run_id == runs.c.id)
+            .outerjoin(steps, and_(steps.c.run_id == runs.c.id, steps.c.number == dead_letters.c.number))
             .where(dead_letters.c.closed_at.is_(None), *dead_letter_conditions(filters))
             .order_by(runs.c.has_contradiction.desc(), dead_letters.c.created_at.desc(), dead_letters.c.id.desc())
             .limit(filters.limit)
         )
         with self._database.reading() as connection:
-            return [dead_letter_from(row) for row in connection.execute(listed).mappings()]
+            return [_listed(row) for row in connection.execute(listed).mappings()]
 
     def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:
         result = encode(ruling.result)
@@ -112,6 +114,15 @@ class SqlDecisionStore:
         if refusal is not None:
             raise refusal
         return wakeups
+
+
+def _listed(row: RowMapping) -> DeadLetter:
+    return replace(
+        dead_letter_from(row),
+        agent=row["agent"],
+        tool=row["tool"],
+        has_contradiction=bool(row["has_contradiction"]),
+    )
 
 
 # --- Resolving ------------------------------------------------------------------------------------------------------
