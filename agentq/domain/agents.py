@@ -28,10 +28,7 @@ class Agent:
     input_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not NAME_PATTERN.fullmatch(self.name):
-            raise ConfigurationError(
-                f"agent name {self.name!r}: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
-            )
+        _check_name(self.name)
         _check_model(self.name, self.model)
         if not isinstance(self.instructions, str):
             raise ConfigurationError(f"agent {self.name!r}: instructions are {self.instructions!r}; give a text")
@@ -46,6 +43,13 @@ class Agent:
         return next((tool for tool in self.tools if tool.name == name), None)
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise ConfigurationError(
+            f"agent name {name!r}: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+        )
+
+
 def _check_model(agent: str, model: object) -> None:
     if isinstance(model, FunctionModel):
         return
@@ -53,8 +57,8 @@ def _check_model(agent: str, model: object) -> None:
         raise ConfigurationError(f"agent {agent!r}: model is {model!r}; give 'provider:model' or a FunctionModel")
     provider, colon, name = model.partition(":")
     if not colon or not name.strip() or not provider:
-        suggestion = f"openai:{name or provider or '...'}"
-        raise ConfigurationError(f"agent {agent!r}: model is {model!r}; write it as {suggestion!r}")
+        meant = name or (provider if provider not in PROVIDERS else "") or "MODEL"
+        raise ConfigurationError(f"agent {agent!r}: model is {model!r}; write it as 'openai:{meant}'")
     if provider not in PROVIDERS:
         raise ConfigurationError(
             f"agent {agent!r}: no provider {provider!r} (known: {', '.join(PROVIDERS)}); for a server that speaks the "

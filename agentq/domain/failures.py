@@ -250,7 +250,7 @@ class FailureClassifier:
         Raises ConfigurationError, changing nothing, for what is no exception type, would decide over everything, or
         has a class already.
         """
-        if not isinstance(exception_type, type) or not issubclass(exception_type, BaseException):
+        if not _is_exception_type(exception_type):
             raise ConfigurationError(f"can't classify {exception_type!r}: it is not an exception type")
         name = _qualified_name(exception_type)
         if not isinstance(failure_class, FailureClass):
@@ -298,6 +298,10 @@ class FailureClassifier:
             return bounded(told)
         headers = getattr(getattr(exc, "response", None), "headers", None) or getattr(exc, "headers", None)
         return parse_retry_after(headers, self._now) if headers is not None else None
+
+
+def _is_exception_type(candidate: object) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, BaseException)
 
 
 def _qualified_name(exception_type: type) -> str:

@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from agentq.domain.docstrings import Docstring, parse_docstring
 from agentq.domain.errors import ConfigurationError
 
 PROBLEMS_SHOWN_MAX = 5
-SHOWN_VALUE_LENGTH_MAX = 60
+SHOWN_LENGTH_MAX = 60
 
 Problem = str
 
@@ -45,11 +45,12 @@ def read_signature(function: Callable[..., Any], *, tool: str, context_type: typ
         del hints[name]
     docstring = parse_docstring(inspect.getdoc(inspect.unwrap(function)) or "")
     model, names = _arguments_model(tool, hints, docstring)
+    defaulted = {name for name, (_, default) in hints.items() if _is_plain_default(default)}
     return ToolSignature(
         docstring=docstring,
         parameters=_json_schema(model),
         context_parameter=context_parameters[0] if context_parameters else None,
-        check=lambda arguments: _check(model, names, arguments),
+        check=lambda arguments: _check(model, names, defaulted, arguments),
     )
 
 
@@ -113,11 +114,18 @@ def _field(name: str, hint: Any, default: Any, description: str | None) -> tuple
     settings: dict[str, Any] = {"alias": name, "validation_alias": name, "serialization_alias": name}
     if description and not described:
         settings["description"] = description
-    if isinstance(default, FieldInfo):
-        return (typing.Annotated[hint, default], Field(**settings))
-    if default is not inspect.Parameter.empty:
+    if _is_plain_default(default):
         settings["default"] = default
+    elif isinstance(default, FieldInfo):
+        hint = typing.Annotated[hint, default]
     return (hint, Field(**settings))
+
+
+def _is_plain_default(default: object) -> bool:
+    """False for no default at all, and for one that is written as pydantic's `Field(...)`."""
+    from pydantic.fields import FieldInfo  # noqa: PLC0415 - as above
+
+    return default is not inspect.Parameter.empty and not isinstance(default, FieldInfo)
 
 
 def _json_schema(model: Any) -> dict[str, Any]:
@@ -154,7 +162,10 @@ def _without_titles(schema: Any) -> Any:
     return kept
 
 
-def _check(model: Any, names: Mapping[str, str], arguments: object) -> dict[str, Any] | Problem:
+def _check(
+    model: Any, names: Mapping[str, str], defaulted: Container[str], arguments: object
+) -> dict[str, Any] | Problem:
+    """The arguments by parameter; one that was not given is left out where the function has a default of its own."""
     from pydantic import ValidationError  # noqa: PLC0415 - as above
 
     if not isinstance(arguments, dict):
@@ -167,11 +178,12 @@ def _check(model: Any, names: Mapping[str, str], arguments: object) -> dict[str,
         return "; ".join(_problem(problem) for problem in problems[:PROBLEMS_SHOWN_MAX]) + more
     except Exception as error:  # Of a validator of the tool's author: to the model it is a bad argument all the same.
         return f"the arguments can't be used: {type(error).__name__}: {_one_line(error)}"
-    return {name: getattr(checked, field) for field, name in names.items() if field in checked.model_fields_set}
+    given = checked.model_fields_set
+    return {name: getattr(checked, field) for field, name in names.items() if field in given or name not in defaulted}
 
 
 def _problem(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    where = _shortened(_one_line(".".join(str(part) for part in problem["loc"])))
     message = _one_line(problem["msg"])
     match problem["type"]:
         case "missing":
@@ -187,7 +199,11 @@ def _shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         text = type(value).__name__
-    return text if len(text) <= SHOWN_VALUE_LENGTH_MAX else text[:SHOWN_VALUE_LENGTH_MAX] + "..."
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH_MAX else text[:SHOWN_LENGTH_MAX] + "..."
 
 
 def _one_line(problem: object) -> str:

@@ -198,11 +198,8 @@ def _make(
     if not inspect.isroutine(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{function!r} can't be a tool; decorate a function that returns its result")
     name = function.__name__ if name is None else name
-    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise ConfigurationError(f"tool name {name!r} is not one that models take; use 1 to 64 of A-Z a-z 0-9 _ -")
-    if not isinstance(effect, ToolEffect):
-        choices = ", ".join(f"ToolEffect.{choice.name}" for choice in ToolEffect)
-        raise ConfigurationError(f"tool {name!r} declares the effect {effect!r}; choose from {choices}")
+    _check_name(name)
+    _check_effect(name, effect)
     if deadline_seconds == 0:
         raise ConfigurationError(f"tool {name!r} declares a deadline of 0 seconds; it must be greater than 0")
     if settles_within_seconds is not None and not effect.is_write:
@@ -224,7 +221,19 @@ def _make(
     )
 
 
-def _seconds(what: str, duration: float | timedelta | None) -> float | None:
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise ConfigurationError(f"tool name {name!r} is not one that models take; use 1 to 64 of A-Z a-z 0-9 _ -")
+
+
+def _check_effect(name: str, effect: object) -> None:
+    """Not even the right text will do: what writes is found by reading the code."""
+    if not isinstance(effect, ToolEffect):
+        choices = ", ".join(f"ToolEffect.{choice.name}" for choice in ToolEffect)
+        raise ConfigurationError(f"tool {name!r} declares the effect {effect!r}; choose from {choices}")
+
+
+def _seconds(what: str, duration: object) -> float | None:
     if duration is None:
         return None
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration

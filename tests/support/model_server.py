@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Event, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 WAIT_SECONDS_MAX = 60.0
 
@@ -83,7 +83,7 @@ def dripping(answer: Answer, seconds: float) -> Answer:
     return replace(answer, drip_seconds=seconds)
 
 
-Turn = Answer | Sequence[Answer] | Callable[[dict[str, Any]], Answer]
+Turn: TypeAlias = Answer | list[Answer] | Callable[[dict[str, Any]], Answer]
 
 
 class ModelServer:
@@ -144,9 +144,8 @@ class ModelServer:
         turn = self._turns[turn_index]
         if isinstance(turn, Answer):
             return turn
-        if isinstance(turn, Sequence):
-            return turn[min(served, len(turn) - 1)]
-        return turn(request)
+        answer: Answer = turn[min(served, len(turn) - 1)] if isinstance(turn, list) else turn(request)
+        return answer
 
     def wait_for_requests(self, count: int) -> bool:
         """True once so many requests were in flight at the same moment; False when that takes too long."""
