@@ -64,6 +64,14 @@ class Heartbeat:
         except LeasesUnavailableError:
             return False
 
+    def beat(self) -> bool:
+        """Renew every lease held now, and look for cancels. False: none is held."""
+        with self._lock:
+            held = list(self._held.values())
+        for lease in held:
+            self._beat(lease)
+        return bool(held)
+
     def _watch(self, lease: Lease) -> None:
         with self._lock:
             self._held[lease.ref] = lease
@@ -74,13 +82,14 @@ class Heartbeat:
     def _beat_while_held(self) -> None:
         while True:
             self._clock.sleep(self._lease_seconds / BEATS_PER_LEASE)
-            with self._lock:
-                held = list(self._held.values())
-                if not held:
-                    self._thread = None
-                    return
-            for lease in held:
-                self._beat(lease)
+            if not self.beat() and self._may_end():
+                return
+
+    def _may_end(self) -> bool:
+        with self._lock:
+            if not self._held:
+                self._thread = None
+            return self._thread is None
 
     def _beat(self, lease: Lease) -> None:
         try:
