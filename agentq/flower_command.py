@@ -20,13 +20,15 @@ def run_flower(settings: Settings, arguments: Sequence[str] = ()) -> int:
         del os.environ[name]
     os.environ.update(environment_of(settings))  # Flower reads its configuration file by itself.
 
-    from agentq.tasks.app import app  # noqa: PLC0415 (it reads the environment)
+    from celery.bin.celery import celery  # noqa: PLC0415 (slow to import)
 
+    configuration = f"--conf={Path(flower_configuration.__file__)}"
     try:
-        return app.start(argv=["flower", f"--conf={Path(flower_configuration.__file__)}", *arguments]) or 0
+        code = celery.main(["--app=agentq.tasks.app:app", "flower", configuration, *arguments], standalone_mode=False)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         raise ConfigurationError(
             f"port {settings.flower_port} of {settings.flower_address} is in use: set AGENTQ_FLOWER_PORT to another one"
         ) from None
+    return int(code or 0)

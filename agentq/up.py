@@ -17,6 +17,7 @@ from agentq.domain.errors import ConfigurationError
 
 AGENTQ = (sys.executable, "-m", "agentq.cli.main")
 MARGIN_SECONDS = 15.0  # Between the end of the longest call and the end of the worker's patience: to settle it.
+READY_SECONDS = 60.0  # A busy machine imports an SDK for some seconds.
 SERVER, OTHERS = 0, 1  # Stages: the server starts first and ends last.
 
 
@@ -43,7 +44,11 @@ def run_up(settings: Settings, *, write: Callable[[str], None]) -> int:
         if not settings.broker_url:
             programs.append(_valkey(settings, lock))
         environ = _environment(settings)
-        programs += [_model_worker(settings, environ), _tools_worker(settings, environ), _flower(environ)]
+        programs += [
+            _worker("model", environ, call_seconds=settings.model_timeout_seconds),
+            _worker("tools", environ, call_seconds=settings.operation_deadline_seconds),
+            _flower(environ),
+        ]
         supervisor = Supervisor(programs, write=write)
         return supervisor.run(when_ready=lambda: _show_addresses(settings, write))
 
@@ -61,28 +66,27 @@ def _valkey(settings: Settings, lock: int) -> Program:
     )
 
 
-def _model_worker(settings: Settings, environ: Mapping[str, str]) -> Program:
+def _worker(role: str, environ: Mapping[str, str], *, call_seconds: float) -> Program:
     return Program(
-        name="model worker",
-        argv=(*AGENTQ, "worker", "model"),
+        name=f"{role} worker",
+        argv=(*AGENTQ, "worker", role),
         environ=environ,
         stage=OTHERS,
-        grace_seconds=settings.model_timeout_seconds + MARGIN_SECONDS,
-    )
-
-
-def _tools_worker(settings: Settings, environ: Mapping[str, str]) -> Program:
-    return Program(
-        name="tools worker",
-        argv=(*AGENTQ, "worker", "tools"),
-        environ=environ,
-        stage=OTHERS,
-        grace_seconds=settings.operation_deadline_seconds + MARGIN_SECONDS,
+        ready_text=" ready.",  # How a Celery worker says it.
+        ready_seconds=READY_SECONDS,
+        grace_seconds=call_seconds + MARGIN_SECONDS,
     )
 
 
 def _flower(environ: Mapping[str, str]) -> Program:
-    return Program(name="flower", argv=(*AGENTQ, "flower"), environ=environ, stage=OTHERS)
+    return Program(
+        name="flower",
+        argv=(*AGENTQ, "flower"),
+        environ=environ,
+        stage=OTHERS,
+        ready_text="Visit me at",
+        ready_seconds=READY_SECONDS,
+    )
 
 
 def _environment(settings: Settings) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from kombu.connection import Connection
 
 from agentq.adapters.embedded import launch
 from agentq.adapters.embedded.supervision import EXIT_REFUSED, LINE_BYTES_MAX, Companion
@@ -305,13 +306,12 @@ def test_what_the_server_took_is_there_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["home", "a home with spaces", "100%", "deep" * 30])
 def test_every_process_of_a_home_finds_its_server(tmp_path: Path, name: str) -> None:
     """A socket's path has about 100 bytes and a URL not every character: folders know of neither."""
-    from kombu import Connection  # noqa: PLC0415 (the broker's own client, used here alone)
 
     home = tmp_path / name
     server = embedded_valkey(home)
     assert Settings(home=home).effective_broker_url == server.url
     assert server.socket.parent.stat().st_mode & 0o22 == 0
-    with running_server(server, tmp_path), Connection(server.url) as connection:
+    with running_server(server, tmp_path), Connection(server.url) as connection:  # type: ignore[no-untyped-call]
         connection.default_channel.client.ping()
         assert embedded_valkey(home) == server
 

@@ -9,7 +9,7 @@ _Found = TypeVar("_Found")
 POLL_SECONDS = 0.02
 
 
-def eventually(condition: Callable[[], _Found], *, seconds: float = 15.0, what: str = "") -> _Found:
+def eventually(condition: Callable[[], _Found | None], *, seconds: float = 15.0, what: str = "") -> _Found:
     """The first true value of the condition. Fails the test when it stays false."""
     given_up_at = time.monotonic() + seconds
     while not (found := condition()):

@@ -187,6 +187,7 @@ class Supervisor:
 
     def _end_in_order(self) -> None:
         self._stops_asked = max(1, self._stops_asked)
+        self._write("ending all; what is under way is finished first, Ctrl-C again hastens it")
         for stage in sorted({child.program.stage for child in self._children}, reverse=True):
             children = [child for child in self._children if child.program.stage == stage and child.process is not None]
             for child in children:
