@@ -75,12 +75,19 @@ def _import(name: str) -> ModuleType:
 
 
 def _cause(error: BaseException) -> str:
-    """The error as one line, with where in the author's own code it was raised."""
+    """The error as one line, with the last place in the author's own code that led to it."""
     text = " ".join(str(error).split())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_authors(frame.filename)]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {text}{where}"
 
 
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith("<") or filename == __file__ or "importlib" in Path(filename).parts
+def _is_authors(filename: str) -> bool:
+    """Not the import machinery, not a library, not agentq."""
+    path = Path(filename)
+    return not (
+        filename.startswith("<")
+        or {"importlib", "site-packages"} & set(path.parts)
+        or path.is_relative_to(Path(__file__).parents[1])
+    )

@@ -38,7 +38,7 @@ class ToolSignature:
 def read_signature(function: Callable[..., Any], *, tool: str, context_type: type) -> ToolSignature:
     """Read a function's signature. Raises ConfigurationError that names the tool and the parameter."""
     hints = _hints(function, tool)
-    context_parameters = [name for name, (hint, _) in hints.items() if hint is context_type]
+    context_parameters = [name for name, (hint, _) in hints.items() if _without_extras(hint) is context_type]
     if len(context_parameters) > 1:
         raise ConfigurationError(f"tool {tool!r} takes two contexts, {' and '.join(context_parameters)}; one is enough")
     for name in context_parameters:
@@ -77,6 +77,11 @@ def _hints(function: Callable[..., Any], tool: str) -> dict[str, tuple[Any, Any]
             raise ConfigurationError(f"the type hint of {where} can't be read: {problem}") from error
         hints[name] = (hint, parameter.default)
     return hints
+
+
+def _without_extras(hint: Any) -> Any:
+    """The type itself, of an `Annotated` one too."""
+    return hint.__origin__ if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def _arguments_model(tool: str, hints: dict[str, tuple[Any, Any]], docstring: Docstring) -> tuple[Any, dict[str, str]]:

@@ -162,7 +162,7 @@ TROUBLES = [
     ("1 / 0\n", r"ZeroDivisionError: division by zero \(agents_of_a_test_trouble\.py:3\)"),
     ("raise SystemExit(3)\n", "SystemExit: 3"),
     ("raise ValueError('two\\nlines')\n", "ValueError: two lines"),
-    ("Agent('support', 'gpt-5')\n", "write it as 'openai:gpt-5'"),
+    ("Agent('support', 'gpt-5')\n", r"write it as 'openai:gpt-5' \(agents_of_a_test_trouble\.py:3\)"),
     ("agents = []\n", "defines no Agent at its top level"),
 ]
 

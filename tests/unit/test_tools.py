@@ -103,6 +103,17 @@ def test_defaults_are_those_of_a_read_and_fail_closed_for_writes() -> None:
     assert read.description == ""
 
 
+def test_the_context_is_known_by_its_hint_whatever_its_name() -> None:
+    """And it may stand anywhere among the parameters."""
+
+    @tool
+    def look(order_id: str, me: Annotated[ToolContext, "mine"]) -> str:
+        return order_id + me.run_id
+
+    assert list(look.parameters["properties"]) == ["order_id"]
+    assert look.call(CONTEXT, {"order_id": "1"}) == "1run"
+
+
 def test_a_tool_is_called_like_its_function_in_unit_tests() -> None:
     """Authors test their functions, not agentq."""
     assert send_refund(ToolContext(idempotency_key="k"), "17", 5, note="x")["key"] == "k"
