@@ -76,9 +76,9 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "event_exchange": f"{prefix}.events",
         "event_queue_prefix": f"{prefix}.events",
         "control_exchange": f"{prefix}.remote",
-        # --- The end of a worker. On SIGQUIT (or SIGTERM, with REMAP_SIGTERM=SIGQUIT) open calls have this long to end
-        # and to be recorded before the rest is given back: longer than the longest step of a tool.
-        "worker_soft_shutdown_timeout": step_limit_seconds(settings, None),
+        # --- The end of a worker is SIGTERM: what runs goes on to its end, which each step has. (A soft shutdown only
+        # sleeps: in it nothing is acknowledged, and no time limit is kept.)
+        "worker_soft_shutdown_timeout": 0.0,
         # How long a dead child's answer is waited for: it is in the pipe or it is nowhere.
         "worker_lost_wait": 0.5,
         "timezone": "UTC",

@@ -30,7 +30,8 @@ class QoS(redis.QoS):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unheard: set[str] = set()
+        self._unheard: set[str] = set()  # Acknowledged, but Redis didn't answer.
+        self._begun: set[str] = set()  # Running when the connection broke.
 
     def ack(self, delivery_tag: str) -> None:
         self._unheard.add(delivery_tag)
@@ -46,17 +47,22 @@ class QoS(redis.QoS):
     def restore_unacked_once(self, stderr: Any = None) -> None:
         if self.channel.connection is not None and self.channel.connection.is_broken:
             self._on_collect.cancel()
+            self._begun = _running()
             _left.append(self)
             return
         super().restore_unacked_once(stderr)
-        if _left and _is_stopping():
-            _settle_what_was_left(self, running=set())
+        if state.should_stop is not None or state.should_terminate is not None:
+            _settle_what_was_left(self, running=set(), is_stopping=True)
 
-    def settle_left(self, by: "QoS", running: set[str]) -> bool:
-        """Acknowledge what is done and give back what nobody runs, through a channel that works. True: none is left."""
+    def settle_left(self, by: "QoS", running: set[str], is_stopping: bool) -> bool:
+        """Acknowledge what is done and give back what nobody runs, through a channel that works. True: none is left.
+
+        What was running and isn't any more has been done, though its acknowledgement may have got lost with the
+        connection; or the worker that stops has ended it."""
+        done = self._unheard if is_stopping else self._unheard | self._begun
         self._flush()
         for delivery_tag in [tag for tag in self._delivered if tag not in running]:
-            if delivery_tag in self._unheard:
+            if delivery_tag in done:
                 by._remove_from_indices(delivery_tag).execute()
             else:
                 by.restore_by_tag(delivery_tag)
@@ -90,7 +96,7 @@ class SteadyChannel:
 
     def basic_consume(self, *args: Any, **kwargs: Any) -> Any:
         if _left:
-            _settle_what_was_left(self.qos, running=_running())  # type: ignore[attr-defined]
+            _settle_what_was_left(self.qos, running=_running(), is_stopping=False)  # type: ignore[attr-defined]
         return super().basic_consume(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -139,15 +145,11 @@ class AMQP(celery.app.amqp.AMQP):
     Connection = BrokerConnection = Connection
 
 
-def _settle_what_was_left(by: QoS, running: set[str]) -> None:
+def _settle_what_was_left(by: QoS, *, running: set[str], is_stopping: bool) -> None:
     for qos in tuple(_left):
-        if qos.settle_left(by, running):
+        if qos.settle_left(by, running, is_stopping):
             _left.remove(qos)
 
 
 def _running() -> set[str]:
     return {request.message.delivery_tag for request in tuple(state.active_requests)}
-
-
-def _is_stopping() -> bool:
-    return state.should_stop is not None or state.should_terminate is not None
