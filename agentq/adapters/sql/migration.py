@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import inspect, select
 
 from agentq.adapters.sql.engine import Database, checked_url
@@ -16,6 +14,9 @@ VERSION_TABLE = "agentq_schema"  # Alembic's own name is taken in a database tha
 
 def upgrade(url: str) -> None:
     """Bring the schema to this code's version; may be called any number of times, by several processes at once."""
+    from alembic import command  # Here alone: every worker and keeper checks, and none of them migrates.
+    from alembic.config import Config
+
     parsed = checked_url(url)
     if parsed.get_backend_name() == "sqlite":
         Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
