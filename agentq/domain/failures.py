@@ -116,6 +116,14 @@ class FallbackError(FailureWrapper):
         return self.attempts[-1] if self.attempts else None
 
 
+def _attribute(owner: object, name: str) -> object:
+    """None for one that isn't there, or is a property that raises: a foreign class must not fail the classifier."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
+
+
 _CLASSES_OF_STATUSES = {
     401: FailureClass.AUTH,
     403: FailureClass.AUTH,
@@ -133,12 +141,12 @@ def failure_class_of_status(status: int | None) -> FailureClass:
 
 
 def _by_status(exc: BaseException) -> FailureClass:
-    response = getattr(exc, "response", None)
+    response = _attribute(exc, "response")
     candidates = (
-        getattr(exc, "status", None),
-        getattr(exc, "status_code", None),
-        getattr(response, "status_code", None),
-        getattr(exc, "code", None),  # Last: elsewhere `code` is often a name.
+        _attribute(exc, "status"),
+        _attribute(exc, "status_code"),
+        _attribute(response, "status_code"),
+        _attribute(exc, "code"),  # Last: elsewhere `code` is often a name.
     )
     return failure_class_of_status(next((status for status in candidates if isinstance(status, int)), None))
 
@@ -148,7 +156,7 @@ _NETWORK_ERRNOS = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET,
 
 def _by_errno(exc: BaseException) -> FailureClass:
     """An OSError in general says nothing; these are the network's, with no class of their own."""
-    return FailureClass.CONNECTION if getattr(exc, "errno", None) in _NETWORK_ERRNOS else FailureClass.UNKNOWN
+    return FailureClass.CONNECTION if _attribute(exc, "errno") in _NETWORK_ERRNOS else FailureClass.UNKNOWN
 
 
 _Decision: TypeAlias = "FailureClass | Callable[[BaseException], FailureClass]"
@@ -293,10 +301,10 @@ class FailureClassifier:
         return FailureClass.UNKNOWN
 
     def _wait_of(self, exc: BaseException) -> float | None:
-        told = getattr(exc, "retry_after_seconds", None)
+        told = _attribute(exc, "retry_after_seconds")
         if isinstance(told, int | float):
             return bounded(told)
-        headers = getattr(getattr(exc, "response", None), "headers", None) or getattr(exc, "headers", None)
+        headers = _attribute(_attribute(exc, "response"), "headers") or _attribute(exc, "headers")
         return parse_retry_after(headers, self._now) if headers is not None else None
 
 
@@ -354,5 +362,5 @@ def _wrapped(exc: BaseException) -> tuple[BaseException, ...]:
     if isinstance(exc, FailureWrapper):
         return (exc.wrapped,) if exc.wrapped is not None else ()
     attribute = _WRAPPERS.get(_qualified_name(type(exc)))
-    inner = getattr(exc, attribute, None) if attribute else None
+    inner = _attribute(exc, attribute) if attribute else None
     return (inner,) if isinstance(inner, BaseException) else ()

@@ -270,6 +270,21 @@ def test_what_must_not_be_registered_is_refused(exception_type: Any, failure_cla
     assert dict(classifier.registered) == {OutOfStock: FailureClass.SERVER_ERROR}
 
 
+class Guarded(ModelError):
+    """Its properties work only inside of its library."""
+
+    @property
+    def response(self) -> object:
+        raise RuntimeError("no response was set")
+
+
+def test_a_foreign_property_that_raises_is_none() -> None:
+    """Several libraries have such; the retry policy must not fall over one."""
+    error = Guarded("no", status=503)
+    assert FailureClassifier().classify(error) is FailureClass.SERVER_ERROR
+    assert FailureClassifier().retry_after_seconds(error) is None
+
+
 HEADERS: list[tuple[dict[str, str], float | None]] = [
     ({"Retry-After": "7"}, 7),
     ({"retry-after": " 1.5 "}, 1.5),
