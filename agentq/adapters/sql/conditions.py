@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Text, exists
+from sqlalchemy import Text, exists, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
@@ -63,8 +63,9 @@ def dead_letter_conditions(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
     if filters.outcome_unknown is not None:
         yield dead_letters.c.outcome_unknown.is_(filters.outcome_unknown)
     if filters.tool is not None:
-        its_step = (steps.c.run_id == dead_letters.c.run_id) & (steps.c.number == dead_letters.c.number)
-        yield exists().where(its_step, steps.c.tool == filters.tool)
+        of_its_step = (steps.c.run_id == dead_letters.c.run_id, steps.c.number == dead_letters.c.number)
+        its_step = select(steps.c.number).where(*of_its_step, steps.c.tool == filters.tool)
+        yield its_step.correlate(dead_letters).exists()
 
 
 def _of_runs(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
