@@ -1,0 +1,216 @@
+"""How the demo shows what happens: a live table on a terminal, plain lines elsewhere."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from agentq.demo.tickets import Ticket
+from agentq.demo.watch import Sight
+from agentq.domain.model import Event, Run, RunStatus, Step, StepKind, StepState
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+WORKER_STYLES = {"A": "cyan", "B": "magenta"}
+RUN_STYLES = {
+    RunStatus.COMPLETED: "green",
+    RunStatus.FAILED: "bold red",
+    RunStatus.RUNNING: "",
+    RunStatus.QUEUED: "dim",
+}
+TOOL_WORDS = {"look_up_order": "look up", "tag_order": "tag", "refund_order": "refund"}
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+HAPPENINGS_SHOWN = 9
+
+
+class View(Protocol):
+    """What the story of the demo is told to. `tell` is for what nobody should miss."""
+
+    stream: TextIO
+
+    def tell(self, text: str, style: str = "") -> None: ...
+
+    def show(self, sight: Sight) -> None: ...
+
+
+@contextmanager
+def opened_view(stream: TextIO) -> Iterator[View]:
+    """The live table when a person watches that stream, else the plain lines; closed when the block is left."""
+    if not is_for_person(stream):
+        yield PlainView(stream)
+        return
+    view = LiveView(stream)
+    with view.live:
+        yield view
+
+
+def is_for_person(stream: TextIO) -> bool:
+    """True: a terminal that takes colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class PlainView:
+    """One line for each thing that happens."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._began = time.monotonic()
+
+    def tell(self, text: str, style: str = "") -> None:
+        self.stream.write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")
+        self.stream.flush()
+
+    def show(self, sight: Sight) -> None:
+        for ticket, event in sight.events:
+            text = event_text(sight, ticket, event)
+            if text is not None:
+                self.tell(text)
+
+
+class LiveView:
+    """One row for each ticket, with its steps as they happen; below it what nobody should miss."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only terminals pay for it
+        from rich.live import Live  # noqa: PLC0415
+
+        self.stream = stream
+        self._began = time.monotonic()
+        self._sight: Sight | None = None
+        self._told: deque[tuple[float, str, str]] = deque(maxlen=HAPPENINGS_SHOWN)
+        self.live = Live(
+            get_renderable=self._drawn, console=Console(file=stream, highlight=False), refresh_per_second=10
+        )
+
+    def tell(self, text: str, style: str = "") -> None:
+        self._told.append((time.monotonic() - self._began, text, style))
+
+    def show(self, sight: Sight) -> None:
+        self._sight = sight
+        for ticket, event in sight.events:
+            if event.kind in TOLD_EVENTS and (text := event_text(sight, ticket, event)):
+                self.tell(text, TOLD_EVENTS[event.kind])
+
+    def _drawn(self) -> "Group":
+        from rich.console import Group  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        told = [
+            Text.assemble((f"{at:5.1f} s  ", "bright_black"), (text, style), overflow="fold")
+            for at, text, style in self._told
+        ]
+        if self._sight is None:
+            return Group(*told, Text(f"        {_spinner()}", style="cyan"))
+        legend = Text.assemble(
+            ("by ", "bright_black"),
+            *_join([_worker_mark(self._sight, name) for name in WORKER_STYLES], ("  ", "")),
+            ("     ✓ done  ○ waits  ☠ cut off  ↻ taken up again  ✗ stopped", "bright_black"),
+        )
+        return Group(self._table(self._sight), legend, Text(""), *told)
+
+    def _table(self, sight: Sight) -> "Table":
+        from rich import box  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, expand=True)
+        table.add_column("TICKET", no_wrap=True)
+        table.add_column("STEPS", ratio=1, overflow="fold")
+        table.add_column("RUN", no_wrap=True, min_width=11)
+        for ticket, run in sight.runs.items():
+            name = Text.assemble((f"{ticket.number} ", "bold"), ticket.customer)
+            table.add_row(
+                name, _trail(sight, run), Text(_run_word(run), style=RUN_STYLES.get(run.status, "bright_black"))
+            )
+        return table
+
+
+TOLD_EVENTS = {
+    "step.requeued": "yellow",
+    "run.dead_lettered": "bold red",
+    "write.resolved": "green",
+    "run.replayed": "green",
+    "run.completed": "green",
+}
+
+
+def event_text(sight: Sight, ticket: Ticket, event: Event) -> str | None:
+    """One event of a run as a person says it; None: it goes without saying."""
+    run = sight.runs[ticket]
+    step = next((step for step in run.steps if step.number == event.number), None)
+    worker = sight.workers.get((event.run_id, event.number or 0), "?")
+    what = f"ticket {ticket.number}: "
+    match event.kind, step:
+        case "fence.stamped", Step():
+            return f"{what}{step_words(step)}: fence stamped, called by worker {worker}"
+        case "step.settled", Step():
+            return f"{what}{step_words(step)}: done by worker {worker}"
+        case "step.requeued", Step():
+            return f"{what}{step_words(step)}: nobody holds it any more, taken up again as attempt {step.attempt}"
+        case "run.dead_lettered", Step():
+            letter = run.dead_letter
+            why = f"{letter.reason}, {letter.error}" if letter else "since replayed"
+            return f"{what}dead letter at {step_words(step)}: {why}"
+        case "write.resolved", Step():
+            return f"{what}{step_words(step)}: recorded as happened, by {event.actor}"
+        case "run.replayed", _:
+            return f"{what}runs again from where it stopped"
+        case "run.completed", _:
+            return f"{what}answered: {run.output}"
+        case _:
+            return None
+
+
+def step_words(step: Step) -> str:
+    """A step in few words: `refund 1003`."""
+    if step.kind is StepKind.MODEL:
+        return "model"
+    order_id = step.arguments.get("order_id", "") if isinstance(step.arguments, dict) else ""
+    return f"{TOOL_WORDS.get(step.tool or '', step.tool)} {order_id}".rstrip()
+
+
+def _trail(sight: Sight, run: Run) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text.assemble(*_join([_step_mark(sight, run, step) for step in run.steps], ("  ", "")))
+
+
+def _step_mark(sight: Sight, run: Run, step: Step) -> tuple[str, str]:
+    style = WORKER_STYLES.get(sight.workers.get((run.id, step.number), ""), "")
+    again = "↻" if step.attempt > 1 else ""
+    words = f"{again}{step_words(step)}"
+    match step.state:
+        case StepState.COMPLETED:
+            return f"✓ {words}", style
+        case StepState.AVAILABLE if sight.killed is not None and sight.held.get(step.ref) == sight.killed:
+            return f"☠ {words}", "bold red"
+        case StepState.AVAILABLE if step.ref in sight.held:
+            return f"{_spinner()} {words}", f"bold {style}"
+        case StepState.DEAD_LETTERED:
+            return f"✗ {words}", "bold red"
+        case _:
+            return f"○ {words}", "bright_black"
+
+
+def _worker_mark(sight: Sight, name: str) -> tuple[str, str]:
+    return (f"worker {name} ☠ killed", "bold red") if name == sight.killed else (f"worker {name}", WORKER_STYLES[name])
+
+
+def _run_word(run: Run) -> str:
+    return "dead letter" if run.dead_letter else run.status.value
+
+
+def _spinner() -> str:
+    return SPINNER[int(time.monotonic() * 10) % len(SPINNER)]
+
+
+def _join(parts: Iterable[tuple[str, str]], between: tuple[str, str]) -> list[tuple[str, str]]:
+    joined: list[tuple[str, str]] = []
+    for part in parts:
+        joined += [between, part] if joined else [part]
+    return joined
