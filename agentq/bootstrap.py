@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.adapters.redis.nudges import RedisNudges
     from agentq.adapters.sql.engine import Database
     from agentq.domain.agents import Registry
+    from agentq.domain.failures import FailureClassifier
     from agentq.domain.retry import RetryPolicy
     from agentq.ports import DecisionStore, Dispatcher, KeeperStore, RunStore, StepStore
     from agentq.services.execute import StepExecutor
@@ -178,21 +179,6 @@ class Wiring:
         return Heartbeat(self.leases, self.steps, self.clock, self.settings.lease_seconds)
 
     @cached_property
-    def policy(self) -> "RetryPolicy":
-        from agentq.domain.failures import FailureClassifier
-        from agentq.domain.retry import Budgets, RetryPolicy
-
-        return RetryPolicy(
-            FailureClassifier(),
-            Budgets(
-                tries_max=self.settings.tries_max,
-                crashes_max=self.settings.crashes_max,
-                backoff_seconds=self.settings.backoff_seconds,
-                patience_seconds=self.settings.patience_seconds,
-            ),
-        )
-
-    @cached_property
     def models(self) -> "AgentModels":
         from agentq.adapters.agent_models import AgentModels
 
@@ -234,6 +220,7 @@ class Wiring:
         )
 
     def keeper(self, serves: Mapping[str, int]) -> "Keeper":
+        from agentq.domain.failures import FailureClassifier
         from agentq.services.keep import Keeper
         from agentq.services.reap import Reaper
 
@@ -243,7 +230,7 @@ class Wiring:
                 steps=self.steps,
                 leases=self.leases,
                 dispatcher=self.dispatcher,
-                policy=self.policy,
+                policy=self._policy(FailureClassifier()),  # It judges deaths, and imports no user code.
             ),
             keeping=self.keeping,
             runs=self.runs,
@@ -257,6 +244,7 @@ class Wiring:
         )
 
     def _executor(self, dispatcher: "Dispatcher | None") -> "StepExecutor":
+        from agentq.adapters.agent_modules import load_classifier
         from agentq.services.execute import Limits, StepExecutor
 
         return StepExecutor(
@@ -264,7 +252,7 @@ class Wiring:
             heartbeat=self.heartbeat,
             registry=self.registry,
             models=self.models,
-            policy=self.policy,
+            policy=self._policy(load_classifier(self.settings.agents)),
             clock=self.clock,
             call_limit=self.call_limit,
             limits=Limits(
@@ -276,6 +264,19 @@ class Wiring:
             ),
             new_owner=_new_owner,
             dispatcher=dispatcher,
+        )
+
+    def _policy(self, classifier: "FailureClassifier") -> "RetryPolicy":
+        from agentq.domain.retry import Budgets, RetryPolicy
+
+        return RetryPolicy(
+            classifier,
+            Budgets(
+                tries_max=self.settings.tries_max,
+                crashes_max=self.settings.crashes_max,
+                backoff_seconds=self.settings.backoff_seconds,
+                patience_seconds=self.settings.patience_seconds,
+            ),
         )
 
 
