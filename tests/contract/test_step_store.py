@@ -171,6 +171,32 @@ def test_a_turn_loads_the_results_so_far_in_order(stage: Stage) -> None:
     assert loaded.history[0].kind is StepKind.MODEL
 
 
+def impossible(name: str) -> NewStep:
+    return NewStep(kind=StepKind.TOOL, batch=1, tool=name, call_id=name, effect=PLAIN, error=f"there is no tool {name}")
+
+
+def test_a_call_that_cannot_be_made_is_an_error_result_at_once(stage: Stage) -> None:
+    """A model that makes a tool up costs no step's delivery, and no wait for a worker that might know it."""
+    run_id = stage.queued()
+    possible = NewStep(kind=StepKind.TOOL, batch=2, tool="look", call_id="c1")
+
+    settled = stage.settle(run_id, 1, Recorded(result={}, then=Turn(calls=(impossible("fly"), possible))))
+
+    assert numbers(settled.wakeups) == [3]
+    assert (step(stage, run_id, 2).state, step(stage, run_id, 2).is_error) == (StepState.COMPLETED, True)
+    assert step(stage, run_id, 2).result == "there is no tool fly"
+    assert numbers(stage.complete(run_id, 3).wakeups) == [4]
+
+
+def test_a_turn_of_impossible_calls_alone_is_followed_by_the_next_turn(stage: Stage) -> None:
+    """Nothing is open that could bring the run on."""
+    run_id = stage.queued()
+
+    settled = stage.settle(run_id, 1, Recorded(result={}, then=Turn(calls=(impossible("fly"), impossible("swim")))))
+
+    assert [(wakeup.ref.number, wakeup.kind) for wakeup in settled.wakeups] == [(4, StepKind.MODEL)]
+
+
 def test_what_may_not_run_does_not_load(stage: Stage) -> None:
     """Redelivery is normal: an attempt that is over, or not yet due, is left alone."""
     run_id = stage.asked(READ)

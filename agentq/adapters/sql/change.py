@@ -174,15 +174,19 @@ class Change:
 
     def add_model_step(self) -> tuple[Wakeup, ...]:
         """The model's next turn, open, and marked as dispatched."""
-        return self._add([NewStep(kind=StepKind.MODEL)])
+        turn = NewStep(kind=StepKind.MODEL)
+        return self._add([turn], turn.batch)
 
     def add_calls(self, calls: Sequence[NewStep]) -> tuple[Wakeup, ...]:
-        """The calls of a turn: the first batch is open, and marked as dispatched; the others wait."""
-        if not calls:
-            return self.add_model_step()  # A turn that neither asks nor answers: the model's turn again.
-        first_batch = min(call.batch for call in calls)
-        self.set(open_calls=sum(call.batch == first_batch for call in calls))
-        return self._add(calls)
+        """The calls of a turn: the first batch is open, and marked as dispatched; the others wait.
+
+        Those that can't be made are completed as error results; with no other, the model's turn comes next at once.
+        """
+        possible = [call for call in calls if call.error is None]
+        first_batch = min((call.batch for call in possible), default=None)
+        self.set(open_calls=sum(call.batch == first_batch for call in possible))
+        opened = self._add(calls, first_batch) if calls else ()
+        return opened or self.add_model_step()
 
     def join(self) -> tuple[Wakeup, ...]:
         """One call of the open batch is done: the last one opens what comes next. Returns what was opened."""
@@ -269,21 +273,27 @@ class Change:
         values = {"closed_at": self.now, "closed_by": self._actor, "closed_as": closed_as}
         self.connection.execute(_close_dead_letter, {"of_run": self.run_id, **values})
 
-    def _add(self, new: Sequence[NewStep]) -> tuple[Wakeup, ...]:
-        first_batch = min(each.batch for each in new)
+    def _add(self, new: Sequence[NewStep], first_batch: int | None) -> tuple[Wakeup, ...]:
         rows = [self._row(number, each, first_batch) for number, each in enumerate(new, self.run["next_step"])]
         self.connection.execute(_insert_steps, rows)
+        for row in rows:
+            if row["is_error"]:
+                self.event(EventKind.STEP_SETTLED, row["number"], 1, effect=row["effect"], note="not_called")
         self.set(next_step=self.run["next_step"] + len(rows))
         opened = (row for row in rows if row["state"] == StepState.AVAILABLE)
         return tuple(wakeup_from(self._with_agent(row)) for row in opened)
 
-    def _row(self, number: int, new: NewStep, first_batch: int) -> dict[str, Any]:
-        is_open = new.batch == first_batch
+    def _row(self, number: int, new: NewStep, first_batch: int | None) -> dict[str, Any]:
+        is_open = new.error is None and new.batch == first_batch
+        if new.error is not None:
+            state = StepState.COMPLETED
+        else:
+            state = StepState.AVAILABLE if is_open else StepState.WAITING
         return {
             "run_id": self.run_id,
             "number": number,
             "kind": new.kind.value,
-            "state": StepState.AVAILABLE.value if is_open else StepState.WAITING.value,
+            "state": state.value,
             "attempt": 1,
             "batch": new.batch,
             "tool": new.tool and clean_text(new.tool),
@@ -291,6 +301,9 @@ class Change:
             "arguments": None if new.kind is StepKind.MODEL else encode(new.arguments),
             "effect": new.effect.value,
             "deadline_seconds": new.deadline_seconds,
+            "result": None if new.error is None else encode(clean_text(new.error)),
+            "is_error": new.error is not None,
+            "finished_at": None if new.error is None else self.now,
             "is_isolated": False,
             "due_at": self.now if is_open else None,
             "dispatched_at": self.now if is_open else None,

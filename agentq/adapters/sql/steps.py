@@ -277,7 +277,7 @@ class SqlStepStore:
             case Answer():
                 kind, output = "answer", encode(then.output)
             case Turn():
-                if not then.calls:
+                if not then.calls or any(call.error is not None for call in then.calls):
                     return None
                 kind = "turn"
                 calls_text = _calls_text(then)
