@@ -53,15 +53,15 @@ def parse_time(name: str, value: object, now: datetime) -> datetime:
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     text = str(value).strip()
-    if age := _AGO.fullmatch(text):
-        return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
+        if age := _AGO.fullmatch(text):
+            return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise InvalidInputError(
             f"{name} is {text!r}; it takes a time such as 2026-01-31T12:00:00Z, or an age such as 30m, 1h, 3d"
         ) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _text(name: str, value: Any, _now: datetime) -> str:

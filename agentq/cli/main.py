@@ -8,7 +8,7 @@ import click
 
 from agentq.cli.exit_codes import ExitCode, exit_code_of
 from agentq.cli.lazy import LazyCommand, LazyGroup
-from agentq.cli.output import say
+from agentq.cli.output import ReaderGoneError, say
 from agentq.domain.errors import AgentqError
 
 _EPILOG = """\b
@@ -54,8 +54,7 @@ def run_command(arguments: list[str]) -> int:
     """Run one command; its exit code."""
     try:
         code = cli.main(arguments, prog_name="agentq", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
+    except ReaderGoneError:
         _close_stdout()
         return ExitCode.DONE  # Whoever reads has what they wanted.
     except (click.Abort, KeyboardInterrupt):

@@ -36,6 +36,10 @@ EFFECT_STYLES = {"read_only": "green", "idempotent_write": "yellow", "non_idempo
 SHRUNK_CHARACTERS = 12  # What a column that may shrink keeps: enough to recognise it by.
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads stdout any more: the rest isn't wanted. (Click would call a broken pipe a failure.)"""
+
+
 class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -102,7 +106,6 @@ def emit_list(
     if output is Format.JSONL:
         for view in views:
             emit_text(_json_line(view))
-            sys.stdout.flush()
         return
     listed = list(views)
     match output:
@@ -131,7 +134,11 @@ def emit_one(view: View, output: Format, show: Callable[[], None], *, id_of: str
 
 
 def emit_text(text: str) -> None:
-    click.echo(text)
+    """Data, on stdout, at once. Raises ReaderGoneError."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise ReaderGoneError from None
 
 
 def emit_table(views: Sequence[View], columns: Sequence[Column]) -> None:

@@ -17,6 +17,7 @@ from agentq.cli.output import (
     between,
     emit_list,
     emit_one,
+    emit_text,
     moment_cell,
     output_options,
     say,
@@ -114,7 +115,7 @@ def events(run_id: str, follow: bool, after: int, output: Format) -> None:
         log = client.events(run_id, after, follow=follow)
         if output.is_for_people:
             for event in log:
-                click.echo(event_line(event_view(event), stream=sys.stdout))
+                emit_text(event_line(event_view(event), stream=sys.stdout))
         else:
             emit_list((event_view(event) for event in log), [], output, id_of="sequence", none="")
 
