@@ -166,10 +166,13 @@ def _worker_command(settings: Settings, name: str) -> tuple[str, ...]:
 
 
 def _environment(settings: Settings, model: str | None) -> dict[str, str]:
-    """The demo's settings, whatever this process's own environment says of agentq."""
+    """The demo's settings, whatever this process's own environment says of agentq.
+
+    Temporary files go into the demo's folder too: a worker that is killed can't remove its own.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     chosen = {agents.MODEL: model} if model else {}
-    return {**own, **environment_of(settings), **chosen, "PYTHONUNBUFFERED": "1"}
+    return {**own, **environment_of(settings), **chosen, "TMPDIR": str(settings.home), "PYTHONUNBUFFERED": "1"}
 
 
 def _end_all(parts: list[Part]) -> None:

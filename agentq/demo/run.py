@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 import click
@@ -68,6 +69,8 @@ def main(*, model: str | None, as_json: bool) -> int:
     """
     base_url = _base_url(model)
     stream = sys.stderr if as_json else sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")  # A terminal without these signs shows others, rather than nothing more.
     began = time.monotonic()
     with ended_by_signals(), temporary_home() as home:
         settings = Settings(
