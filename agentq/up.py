@@ -1,5 +1,6 @@
 """`agentq up`: everything on this machine, supervised, with its state in one folder."""
 
+import math
 import os
 import signal
 import socket
@@ -16,7 +17,6 @@ from agentq.config.settings import PREFIX, Settings, environment_of
 from agentq.domain.errors import ConfigurationError
 
 AGENTQ = (sys.executable, "-m", "agentq.cli.main")
-MARGIN_SECONDS = 15.0  # Between the end of the longest call and the end of the worker's patience: to settle it.
 READY_SECONDS = 60.0  # A busy machine imports an SDK for some seconds.
 SERVER, OTHERS = 0, 1  # Stages: the server starts first and ends last.
 
@@ -45,8 +45,8 @@ def run_up(settings: Settings, *, write: Callable[[str], None]) -> int:
             programs.append(_valkey(settings, lock))
         environ = _environment(settings)
         programs += [
-            _worker("model", environ, call_seconds=settings.model_timeout_seconds),
-            _worker("tools", environ, call_seconds=settings.operation_deadline_seconds),
+            _worker("model", environ),
+            _worker("tools", environ),
             _flower(environ),
         ]
         supervisor = Supervisor(programs, write=write)
@@ -66,7 +66,7 @@ def _valkey(settings: Settings, lock: int) -> Program:
     )
 
 
-def _worker(role: str, environ: Mapping[str, str], *, call_seconds: float) -> Program:
+def _worker(role: str, environ: Mapping[str, str]) -> Program:
     return Program(
         name=f"{role} worker",
         argv=(*AGENTQ, "worker", role),
@@ -74,7 +74,7 @@ def _worker(role: str, environ: Mapping[str, str], *, call_seconds: float) -> Pr
         stage=OTHERS,
         ready_text=" ready.",  # How a Celery worker says it.
         ready_seconds=READY_SECONDS,
-        grace_seconds=call_seconds + MARGIN_SECONDS,
+        grace_seconds=math.inf,  # Each call has a limit of its own, and only its tool knows it; Ctrl-C again hastens.
     )
 
 
@@ -96,18 +96,18 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 def _check_flower_port(settings: Settings) -> None:
-    family, *_, address = socket.getaddrinfo(
-        settings.flower_address, settings.flower_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, *_, address = socket.getaddrinfo(
+            settings.flower_address, settings.flower_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-        except OSError as error:
-            raise ConfigurationError(
-                f"Flower can't listen on {settings.flower_address}:{settings.flower_port} ({error.strerror}): "
-                "set AGENTQ_FLOWER_PORT or AGENTQ_FLOWER_ADDRESS to another"
-            ) from None
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(
+            f"Flower can't listen on {settings.flower_address}:{settings.flower_port} ({error}): "
+            "set AGENTQ_FLOWER_PORT or AGENTQ_FLOWER_ADDRESS to another"
+        ) from None
 
 
 def _show_addresses(settings: Settings, write: Callable[[str], None]) -> None:

@@ -276,6 +276,21 @@ def test_a_line_that_never_ends_is_shown_in_pieces(tmp_path: Path) -> None:
         assert max(len(line) for line in supervisor.log().splitlines()) < 2 * LINE_BYTES_MAX
 
 
+def test_when_nobody_reads_its_output_any_more_it_ends_in_order(tmp_path: Path) -> None:
+    """`agentq up | head` must not kill a worker in the middle of a write."""
+    log = tmp_path / "programs.log"
+    says = f"import sys; sys.stdout = open({str(log)!r}, 'a', buffering=1)\n"
+    script = f"""{SUPERVISE}
+run(program("one", {says!r} + SAYS_ITS_END), program("chatter", "while True: print('chat')", stage=1))"""
+    supervisor = subprocess.Popen(launch.command((sys.executable, "-c", script)), stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None
+    assert supervisor.stdout.readline()
+    eventually(lambda: log.exists() and "pid" in log.read_text())
+    supervisor.stdout.close()
+    assert supervisor.wait(timeout=20) == 0
+    assert "ends" in log.read_text()
+
+
 # --- Valkey ---------------------------------------------------------------------------------------------------------
 
 

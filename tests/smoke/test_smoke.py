@@ -52,7 +52,7 @@ def test_another_service_starts_a_run_by_name(
     celery_setup: CeleryTestSetup, client: AgentQ, agents_folder: Path
 ) -> None:
     """The main job, with nothing faked: the broker, both workers, the database."""
-    assert celery_setup.ready(control=True)
+    assert celery_setup.ready()
     run_id = enqueue_by_name(celery_setup)
     run = wait(client, run_id)
     assert run.status is RunStatus.COMPLETED

@@ -164,7 +164,7 @@ class Supervisor:
     def _show(self, child: "_Child", line: str) -> None:
         if child.program.ready_text is not None and child.program.ready_text in line:
             child.is_ready = True
-        self._write(child.prefix + line)
+        self._say(child.prefix + line)
 
     def _see_off(self, child: "_Child") -> None:
         """The program ended: show its last words, and decide whether it is started again."""
@@ -178,16 +178,24 @@ class Supervisor:
             self._give_up(EXIT_REFUSED, f"{child.program.name} refused to start, see above")
             return
         wait_seconds = child.plan_restart()
-        self._write(f"{child.prefix}ended with {_how(exit_code)}; starting it again in {wait_seconds:.0f} s")
+        self._say(f"{child.prefix}ended with {_how(exit_code)}; starting it again in {wait_seconds:.0f} s")
+
+    def _say(self, line: str) -> None:
+        """Where nobody reads any more (a closed terminal or pipe) all is ended in order, in silence."""
+        try:
+            self._write(line)
+        except OSError:
+            self._write = lambda line: None
+            self._stops_asked = max(1, self._stops_asked)
 
     def _give_up(self, exit_code: int, why: str) -> None:
-        self._write(f"{why}: ending everything")
+        self._say(f"{why}: ending everything")
         self._exit_code = exit_code
         self._stops_asked = max(1, self._stops_asked)
 
     def _end_in_order(self) -> None:
         self._stops_asked = max(1, self._stops_asked)
-        self._write("ending all; what is under way is finished first, Ctrl-C again hastens it")
+        self._say("ending all; what is under way is finished first, Ctrl-C again hastens it")
         for stage in sorted({child.program.stage for child in self._children}, reverse=True):
             children = [child for child in self._children if child.program.stage == stage and child.process is not None]
             for child in children:
