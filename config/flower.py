@@ -17,7 +17,7 @@ TASKS_MAX = 10_000  # Some 30 MB in memory. Flower's own default is ten times th
 WORKERS_MAX = 1_000
 OFFLINE_SECONDS_MAX = 86_400  # Then a worker leaves the metrics: each container has a name of its own.
 SAVE_INTERVAL_MILLISECONDS = 60_000  # What a killed Flower forgets; a save stops it for a moment, so not every second.
-TASKS_COLUMNS = "name,state,kwargs,result,exception,received,started,runtime,worker,uuid"
+TASKS_COLUMNS = "name,state,args,kwargs,exception,received,started,runtime,worker,uuid"  # Results are in SQL alone.
 
 
 def flower_options(settings: Settings, *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:

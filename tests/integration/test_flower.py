@@ -1,7 +1,9 @@
 """Flower with agentq's configuration: closed by default, read-only, persistent and bounded."""
 
 import base64
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,18 +11,25 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from agentq import AgentQ, RunStatus
 from agentq.adapters.embedded.valkey import READY_TEXT, embedded_valkey
+from agentq.adapters.sql.migration import upgrade
 from agentq.config import flower as flower_configuration
+from agentq.config.celery import celery_config
 from agentq.config.flower import flower_options
 from agentq.config.settings import Settings
 from agentq.domain.errors import ConfigurationError
+from tests.support import smoke_agents
 from tests.support.processes import LoggedProcess
-from tests.support.workers import environment
+from tests.support.waiting import eventually
+from tests.support.workers import WorkerProcess, environment
 
 FLOWER_READY_TEXT = "Visit me at"
 OK, UNAUTHORIZED, FORBIDDEN = 200, 401, 403
@@ -117,6 +126,71 @@ def test_flower_shows_and_changes_nothing(settings: Settings, tmp_path: Path) ->
         assert status(settings, "/api/task/revoke/some-id", method="POST") == UNAUTHORIZED
         assert "127.0.0.1" in flower.log()
     assert list(settings.home.glob("flower*")), "what it saw is there the next time"
+
+
+def test_flower_remembers_tasks_over_a_restart(settings: Settings, tmp_path: Path) -> None:
+    """An operator looks at what happened before the deploy."""
+    task = "/task/11111111-2222-3333-4444-555555555555"
+    with running_flower(settings, tmp_path):
+        eventually(lambda: _sends_event(settings) and status(settings, task) == OK)
+    with running_flower(settings, tmp_path):
+        assert status(settings, task) == OK
+
+
+def test_a_step_has_a_readable_name_and_the_one_that_ended_its_run_is_red(settings: Settings, tmp_path: Path) -> None:
+    """Who sees a red task in Flower finds the run and the reason there, not in a log."""
+    shutil.copy(smoke_agents.__file__, tmp_path / "agents_here.py")
+    credentials = "eve:secret"
+    settings = replace(
+        settings, agents=("agents_here",), tools_concurrency=1, model_concurrency=2, flower_basic_auth=credentials
+    )
+    upgrade(settings.effective_database_url)
+    workers = [WorkerProcess(role, settings, tmp_path) for role in ("model", "tools")]
+    try:
+        with running_flower(settings, tmp_path), AgentQ(settings) as client:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.wait_ready()
+            good = client.wait(client.enqueue("clerk", "Refund order 17"), timeout=30)
+            bad = client.wait(client.enqueue("sulker", "Refund order 17"), timeout=30)
+            assert (good.status, bad.status) == (RunStatus.COMPLETED, RunStatus.FAILED)
+
+            def shown() -> dict[str, Any]:
+                return {task["kwargs"] + task["args"]: task for task in _tasks(settings, credentials).values()}
+
+            tool = f"agent=clerk tool=refundrun={good.id} step=3 attempt=1"
+            model = f"agent=sulker modelrun={bad.id} step=1 attempt=1"
+            eventually(
+                lambda: {tool, model} <= {name for name, task in shown().items() if task["runtime"] or task["failed"]}
+            )
+            assert shown()[tool]["state"] == "SUCCESS"
+            assert shown()[tool]["name"] == "agentq.step clerk/refund"
+            assert shown()[model]["state"] == "FAILURE"
+            for part in (bad.id, "NOT_RETRYABLE", "this model answers nobody"):
+                assert part in shown()[model]["exception"]
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _tasks(settings: Settings, credentials: str) -> dict[str, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{settings.flower_port}/api/tasks")
+    request.add_header("Authorization", "Basic " + base64.b64encode(credentials.encode()).decode())
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def _sends_event(settings: Settings) -> bool:
+    """Tells of a task as a worker does; Flower may not have begun to listen."""
+    app = Celery()
+    app.conf.update(celery_config(settings))
+    with app.connection() as connection, app.events.Dispatcher(connection) as dispatcher:
+        dispatcher.send(
+            "task-received", uuid="11111111-2222-3333-4444-555555555555", name="agentq.step", args="", kwargs=""
+        )
+    return True
 
 
 def test_flower_asks_for_credentials_and_is_read_only_with_them(settings: Settings, tmp_path: Path) -> None:

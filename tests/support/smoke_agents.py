@@ -1,4 +1,4 @@
-"""The agent of the smoke tests: one turn that calls a read and a write, then an answer. Needs no network."""
+"""Agents for tests with real workers, without a network: one reads, writes and answers, another only fails."""
 
 import json
 from pathlib import Path
@@ -32,4 +32,9 @@ def reply(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | 
     return [ToolCall(id="1", name="look_up", arguments=order), ToolCall(id="2", name="refund", arguments=order)]
 
 
+def refuse(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    raise PermissionError("this model answers nobody")
+
+
+sulker = Agent(name="sulker", model=FunctionModel(refuse), instructions="Refuse.")
 clerk = Agent(name="clerk", model=FunctionModel(reply), instructions="Refund orders.", tools=[look_up, refund])
