@@ -14,8 +14,8 @@ VERSION_TABLE = "agentq_schema"  # Alembic's own name is taken in a database tha
 
 def upgrade(url: str) -> None:
     """Bring the schema to this code's version; may be called any number of times, by several processes at once."""
-    from alembic import command  # Here alone: every worker and keeper checks, and none of them migrates.
-    from alembic.config import Config
+    from alembic import command  # noqa: PLC0415 - every worker and keeper checks the schema, and none migrates it
+    from alembic.config import Config  # noqa: PLC0415
 
     parsed = checked_url(url)
     if parsed.get_backend_name() == "sqlite":
