@@ -83,7 +83,9 @@ def _broken_in_audit(run: RowMapping, its_steps: list[RowMapping], its_events: l
     recording = ("step.settled", "outcome.late", "write.resolved")
     recorded = {event["number"] for event in its_events if event["kind"] in recording}
     for step in its_steps:
-        if step["state"] == StepState.COMPLETED and step["number"] not in recorded:
+        # A call that couldn't be made is completed by the turn that asked for it.
+        is_refused = step["is_error"] and step["settled_by"] is None
+        if step["state"] == StepState.COMPLETED and step["number"] not in recorded and not is_refused:
             yield f"step {step['number']} has a result that the audit log doesn't know"
     stamped = {event["number"] for event in its_events if event["kind"] == "fence.stamped"}
     if run["pending_effect_number"] is not None and run["pending_effect_number"] not in stamped:
