@@ -1,5 +1,8 @@
 """What a real worker does when its connection breaks, and what of kombu that rests on."""
 
+# kombu is typed in part only.
+# mypy: disable-error-code="no-untyped-call"
+
 import inspect
 import os
 import signal
@@ -14,6 +17,8 @@ from typing import Any
 import kombu
 import pytest
 from celery import Celery
+from kombu.connection import Connection as KombuConnection
+from kombu.entity import Queue
 from kombu.transport import redis, virtual
 from redis import Redis
 
@@ -42,6 +47,10 @@ class Worker:
         waits_for = str(self.folder / until) if until else None
         self.app.send_task("test.note", args=[str(path), waits_for], queue="agentq.tools")
         return path
+
+    def runs_now(self, name: str) -> None:
+        path = self.send(name)
+        eventually(lambda: lines(path) == ["begins", "ends"], seconds=BACK_SECONDS, what=f"{name} runs")
 
     def release(self, until: str) -> None:
         (self.folder / until).touch()
@@ -72,7 +81,16 @@ def worker(request: pytest.FixtureRequest, server: ValkeyServer, tmp_path: Path)
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "celery", "-A", "tests.support.transport_app", "worker", "-l", "INFO"),
-            *("-P", request.param, "-c", "2", "-Q", "agentq.tools", "--without-mingle", "--without-gossip"),
+            *(
+                "-P",
+                request.param,
+                "-c",
+                "2",
+                "-Q",
+                "agentq.tools,agentq.control",
+                "--without-mingle",
+                "--without-gossip",
+            ),
         ],
         env={**os.environ, "AGENTQ_BROKER_URL": server.url},
         stdout=log,
@@ -101,8 +119,7 @@ class TestBrokenConnection:
         eventually(lambda: lines(running))
         for again in range(3):
             worker.reset_connections()
-            next_one = worker.send(f"next-{again}")
-            eventually(lambda path=next_one: lines(path) == ["begins", "ends"], seconds=BACK_SECONDS)
+            worker.runs_now(f"next-{again}")
         self.ends_alone(worker, running)
 
     @pytest.mark.parametrize("is_graceful", [True, False])
@@ -115,8 +132,7 @@ class TestBrokenConnection:
         eventually(lambda: worker.log.count("Cannot connect to") >= 3, seconds=30)
         worker.server.start()
         back_at = time.monotonic()
-        next_one = worker.send("next")
-        eventually(lambda: lines(next_one) == ["begins", "ends"], seconds=BACK_SECONDS)
+        worker.runs_now("next")
         assert time.monotonic() - back_at < BACK_SECONDS
         self.ends_alone(worker, running)
 
@@ -129,8 +145,7 @@ class TestBrokenConnection:
         eventually(lambda: lines(running) == ["begins", "ends"])
         eventually(lambda: worker.log.count("Cannot connect to") >= 1, seconds=30)
         worker.server.start()
-        next_one = worker.send("next")
-        eventually(lambda: lines(next_one) == ["begins", "ends"], seconds=BACK_SECONDS)
+        worker.runs_now("next")
         eventually(lambda: nothing_unacknowledged(worker.server.client()), seconds=BACK_SECONDS)
         assert lines(running) == ["begins", "ends"]
 
@@ -174,6 +189,16 @@ def nothing_unacknowledged(client: Redis) -> bool:
     return not client.exists("agentq.unacked", "agentq.unacked_index")
 
 
+class TestClients:
+    @pytest.mark.parametrize("worker", ["threads"], indirect=True)
+    def test_a_plain_client_is_understood(self, worker: Worker) -> None:
+        """Another service has Celery as it comes, and none of our settings."""
+        path = worker.folder / "plain"
+        plain = Celery(broker=worker.server.url, set_as_current=False)
+        plain.send_task("test.note", args=[str(path)], queue="agentq.control", ignore_result=True)
+        eventually(lambda: lines(path) == ["begins", "ends"])
+
+
 class TestRests:
     """What we rely on in kombu. When one of these fails after an upgrade, read `config/transport.py` again."""
 
@@ -183,7 +208,7 @@ class TestRests:
 
     def test_what_is_overridden_still_exists(self) -> None:
         """An override that kombu no longer calls would be silent."""
-        expected = {
+        expected: dict[Any, list[str]] = {
             redis.QoS.ack: ["self", "delivery_tag"],
             redis.QoS.restore_by_tag: ["self", "tag", "client", "leftmost"],
             redis.QoS._remove_from_indices: ["self", "delivery_tag", "pipe"],
@@ -192,13 +217,13 @@ class TestRests:
             redis.Channel._get_pool: ["self", "asynchronous"],
             redis.Channel._create_client: ["self", "asynchronous"],
             redis.Channel.conn_or_acquire: ["self", "client"],
-            kombu.Connection.collect: ["self", "socket_timeout"],
-            kombu.Connection.get_transport_cls: ["self"],
+            KombuConnection.collect: ["self", "socket_timeout"],
+            KombuConnection.get_transport_cls: ["self"],
         }
         found = {function: list(inspect.signature(function).parameters) for function in expected}
         assert found == expected
 
-    @pytest.mark.parametrize(("connection_class", "given_back"), [(kombu.Connection, 1), (transport.Connection, 0)])
+    @pytest.mark.parametrize(("connection_class", "given_back"), [(KombuConnection, 1), (transport.Connection, 0)])
     def test_only_ours_gives_nothing_back_when_a_connection_breaks(
         self, server: ValkeyServer, connection_class: Any, given_back: int
     ) -> None:
@@ -208,7 +233,7 @@ class TestRests:
         queue = connection.SimpleQueue("some")
         queue.put("a message")
         queue.close()
-        consumer = connection.Consumer(kombu.Queue("some"), callbacks=[lambda _, message: received.append(message)])
+        consumer = connection.Consumer(Queue("some"), callbacks=[lambda _, message: received.append(message)])
         consumer.consume()
         connection.drain_events(timeout=5)
 

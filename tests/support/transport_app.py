@@ -18,6 +18,11 @@ def note(path: str, wait_for: str | None = None) -> None:
     _write(path, "ends")
 
 
+@app.task(name="agentq.step")
+def step(run_id: str, number: int, attempt: int) -> None:
+    """A step that does nothing."""
+
+
 def _write(path: str, line: str) -> None:
     with Path(path).open("a") as file:
         file.write(f"{line}\n")
