@@ -50,7 +50,7 @@ def doctor(output: Format) -> ExitCode:
 
     settings = load_settings()
     with Wiring(settings) as wiring:
-        findings = [finding for check in CHECKS for finding in _checked(check, settings, wiring)]
+        findings = list(_examine(settings, wiring))
     emit_list([_view(finding) for finding in findings], COLUMNS, output, id_of="subject", none="")
     for finding in findings:
         if finding.advice and output.is_for_people:
@@ -61,23 +61,33 @@ def doctor(output: Format) -> ExitCode:
 Check = Callable[[Settings, "Wiring"], Iterator[Finding]]
 
 
+def _examine(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
+    for check in (check_settings, check_broker, check_leases):
+        yield from _checked(check, settings, wiring)
+    of_database = list(_checked(check_database, settings, wiring))
+    yield from of_database
+    if all(finding.state is not State.FAILED for finding in of_database):
+        for check in (check_workers, check_dead_letters):
+            yield from _checked(check, settings, wiring)
+
+
 def _checked(check: Check, settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     """A check that meets an error found one: that is what it is for."""
-    subject = check.__name__.removeprefix("check_")
+    subject = check.__name__.removeprefix("check_").replace("_", " ")
     try:
         yield from check(settings, wiring)
     except AgentqError as error:
         yield Finding(subject, State.FAILED, str(error))
 
 
-def check_settings(settings: Settings, _wiring: "Wiring") -> Iterator[Finding]:
+def check_settings(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     set_here = sorted(name for name in os.environ if name.startswith(PREFIX))
     yield Finding(
         "settings", State.OK, ", ".join(set_here) or f"none set: everything lives in {settings.home.absolute()}"
     )
 
 
-def check_database(_settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
+def check_database(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     database = wiring.database
     question = "SHOW server_version" if database.is_postgresql else "SELECT sqlite_version()"
     with database.reading() as connection:
@@ -103,11 +113,11 @@ def _durability(wiring: "Wiring") -> Finding:
     return Finding("durability", State.OK, "what is committed stays")
 
 
-def check_broker(settings: Settings, _wiring: "Wiring") -> Iterator[Finding]:
+def check_broker(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     yield from _check_redis("broker", settings.effective_broker_url)
 
 
-def check_leases(settings: Settings, _wiring: "Wiring") -> Iterator[Finding]:
+def check_leases(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     if settings.effective_lease_url != settings.effective_broker_url:
         yield from _check_redis("leases", settings.effective_lease_url)
 
@@ -137,7 +147,7 @@ def _check_redis(subject: str, url: str) -> Iterator[Finding]:
         yield Finding(f"{subject} persistence", State.WARNING, "no append-only file", advice)
 
 
-def check_workers(_settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
+def check_workers(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     agents = wiring.runs.agents()
     if not agents:
         yield Finding("workers", State.WARNING, "none has ever started", "agentq worker, with AGENTQ_AGENTS set")
@@ -148,7 +158,7 @@ def check_workers(_settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
         yield Finding(f"agent {agent.name}", State.OK if is_served else State.WARNING, seen, advice)
 
 
-def check_dead_letters(_settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
+def check_dead_letters(settings: Settings, wiring: "Wiring") -> Iterator[Finding]:
     from agentq.ports import RunFilter  # noqa: PLC0415 - with the rest of the database's code
 
     letters = wiring.decisions.dead_letters(RunFilter())
@@ -158,16 +168,6 @@ def check_dead_letters(_settings: Settings, wiring: "Wiring") -> Iterator[Findin
         yield Finding("dead letters", State.WARNING, found, "agentq dead-letters list")
     else:
         yield Finding("dead letters", State.OK, "none")
-
-
-CHECKS: tuple[Check, ...] = (
-    check_settings,
-    check_database,
-    check_broker,
-    check_leases,
-    check_workers,
-    check_dead_letters,
-)
 
 
 def _view(finding: Finding) -> View:

@@ -8,7 +8,7 @@ import click
 
 from agentq.cli.exit_codes import ExitCode, exit_code_of
 from agentq.cli.lazy import LazyCommand, LazyGroup
-from agentq.cli.output import ReaderGoneError, say
+from agentq.cli.output import ReaderGoneError, say, suggest
 from agentq.domain.errors import AgentqError
 
 _EPILOG = """\b
@@ -65,7 +65,9 @@ def run_command(arguments: list[str]) -> int:
         return ExitCode.REFUSED
     except AgentqError as error:
         say("error: " + " ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
-        return exit_code_of(error)
+        code = exit_code_of(error)
+        if code is ExitCode.FAILED:  # Something is away: that is what the doctor looks at.
+            suggest("agentq doctor")
     return code if isinstance(code, int) else ExitCode.DONE
 
 

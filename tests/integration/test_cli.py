@@ -213,10 +213,11 @@ class TestRuns:
         self, agentq: Agentq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first command of a newcomer is rarely the right one."""
-        monkeypatch.setenv("AGENTQ_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.db'}")
-        for command in (("runs", "list"), ("dead-letters", "list"), ("enqueue", "support", "x")):
-            assert agentq(*command) == ExitCode.REFUSED
-            assert "agentq db upgrade" in agentq.err and len(agentq.err.splitlines()) == 1
+        for home in (tmp_path / "nowhere" / "yet.db", tmp_path / "empty.db"):
+            monkeypatch.setenv("AGENTQ_DATABASE_URL", f"sqlite:///{home}")
+            for command in (("runs", "list"), ("dead-letters", "list"), ("enqueue", "support", "x")):
+                assert agentq(*command) == ExitCode.REFUSED
+                assert "agentq db upgrade" in agentq.err and len(agentq.err.splitlines()) == 1
         assert agentq("db", "upgrade") == ExitCode.DONE
         assert agentq("runs", "list") == ExitCode.DONE
 
@@ -271,6 +272,12 @@ class TestDeadLetters:
         run_id = stage.unknown(PLAIN, deadline_seconds=300)
         assert agentq("dead-letters", "resolve", run_id, "--did-not-happen", "--yes") == ExitCode.REFUSED
         assert "too early" in agentq.err and "wait" in agentq.err
+
+    def test_several_are_resolved_by_one_look(self, agentq: Agentq, stage: Stage) -> None:
+        """An outage leaves many of the same kind."""
+        ids = [stage.unknown(), stage.unknown()]
+        assert agentq("dead-letters", "resolve", *ids, "--did-not-happen", "--yes", "--json") == ExitCode.DONE
+        assert [(each["id"], each["tool"]) for each in agentq.data] == [(run_id, "pay") for run_id in ids]
 
     def test_no_dead_letters_is_good_news(self, agentq: Agentq) -> None:
         """Silence could also mean that the command did nothing."""
@@ -330,6 +337,26 @@ class TestDoctor:
             stage.unknown()
             assert agentq("doctor") == ExitCode.DONE
             assert "1 wait for a person, 1 with an unknown write" in agentq.out
+
+
+class TestAway:
+    def test_a_broker_that_is_away_is_one_line_and_a_way_on(self, agentq: Agentq) -> None:
+        """A nudge that nobody gets must not be reported as given."""
+        assert agentq("reap") == ExitCode.FAILED
+        assert agentq.err.startswith("error: the keeper can't be reached")
+        assert agentq.err.endswith("next: agentq doctor\n")
+
+    def test_a_database_that_is_away_is_one_line_and_a_way_on(
+        self, agentq: Agentq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The exit code says that trying again may help."""
+        monkeypatch.setenv("AGENTQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+        assert agentq("runs", "list") == ExitCode.FAILED
+        error, advice = agentq.err.splitlines()
+        assert error.startswith("error: ") and "127.0.0.1" in error
+        assert advice == "next: agentq doctor"
+        assert agentq("doctor", "-o", "ids") == ExitCode.FAILED
+        assert agentq.out.split() == ["settings", "broker", "database"]
 
 
 class TestTerminal:

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from agentq.adapters.sql.errors import is_lost, translated
 from agentq.adapters.sql.schema import UtcDateTime, runs
-from agentq.domain.errors import ConfigurationError
+from agentq.domain.errors import ConfigurationError, SchemaError
 
 CONNECT_TIMEOUT_SECONDS = 5
 POOL_SIZE = 4  # Connections of a process: a step holds one for a millisecond at a time.
@@ -176,6 +177,8 @@ class Database:
                 yield connection
 
     def _make_engine(self) -> Engine:
+        if not self.is_postgresql and not Path(self._url.database or "").parent.is_dir():
+            raise SchemaError(f"there is no database {self._url.database} yet: run `agentq db upgrade`")
         engine = create_engine(
             self._url,
             isolation_level="AUTOCOMMIT",
