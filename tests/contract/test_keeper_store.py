@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import delete, text
 
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.schema import steps
 from agentq.domain.model import Charge, RunMode, RunStatus, StepKind, StepRef, StepState
 from agentq.domain.outcomes import Retried
@@ -147,8 +148,11 @@ def test_taking_waits_for_nobody_and_nobody_takes_over_a_cancel(postgresql_stage
     """A cancel that is held before its COMMIT: the step isn't handed out, neither then nor after it."""
     stage = postgresql_stage
     run_id = waiting(stage)
-    with stage.database.locked(run_id) as (connection, _):
-        connection.execute(text("UPDATE runs SET status = 'cancelled' WHERE id = :id"), {"id": run_id})
+    with stage.database.locked(run_id) as (connection, row):
+        assert row is not None
+        change = Change(connection, row, actor="ann")
+        change.cancel()
+        change.write()
         assert stage.keeping.take_due(10, first_steps=True) == []
     assert stage.keeping.take_due(10, first_steps=True) == []
 

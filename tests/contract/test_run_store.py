@@ -133,12 +133,13 @@ def test_a_refused_run_is_a_row_with_its_reason_and_never_runs(stage: Stage) -> 
     assert stage.decisions.dead_letters(RunFilter()) == []
 
 
-def test_an_interactive_run_s_step_is_never_dispatched(stage: Stage) -> None:
-    """Its caller drives it: no message, and the dispatcher lets it be."""
+def test_an_interactive_run_s_step_is_never_published(stage: Stage) -> None:
+    """Its caller drives it: no message, and neither dispatcher nor reaper touches it, whatever its marks say."""
     added = stage.runs.add([new_run("a", mode=RunMode.INTERACTIVE)])
 
     assert added == [Added(run_id="a", is_new=True)]
-    assert stage.runs.run("a").steps[0].dispatched_at is None
+    assert stage.keeping.in_flight(after=None, limit=10) == []
+    stage.runs.undispatch([StepRef(run_id="a", number=1, attempt=1)])
     assert stage.keeping.take_due(10, first_steps=True) == []
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, Integer, Text, column, select, tuple_, values
 from sqlalchemy.sql.expression import ColumnElement
 
 from agentq.adapters.sql.schema import runs, steps
@@ -19,6 +19,10 @@ def lock_runs_of(connection: Connection, refs: Sequence[StepRef]) -> None:
 
 def is_one_of(refs: Sequence[StepRef]) -> ColumnElement[bool]:
     """The step is one of these, at that attempt."""
-    return tuple_(steps.c.run_id, steps.c.number, steps.c.attempt).in_(
-        [(ref.run_id, ref.number, ref.attempt) for ref in refs]
+    # A joined table: as a list of alternatives, planning it would take longer than all the rest.
+    wanted = (
+        values(column("run_id", Text), column("number", Integer), column("attempt", Integer), name="wanted")
+        .data([(ref.run_id, ref.number, ref.attempt) for ref in refs])
+        .cte()
     )
+    return tuple_(steps.c.run_id, steps.c.number, steps.c.attempt).in_(select(wanted))

@@ -256,7 +256,8 @@ def _first_step(run: NewRun, created_at: datetime) -> dict[str, Any]:
         "effect": ToolEffect.READ_ONLY.value,
         "due_at": created_at,
         # The producer publishes it right after the commit; if it can't, or dies, the keeper does.
-        "dispatched_at": created_at if run.mode is RunMode.QUEUED else None,
+        # An interactive run's is never published: marked all the same, it doesn't stand in the dispatcher's way.
+        "dispatched_at": created_at,
     }
 
 

@@ -133,6 +133,7 @@ Index(
 )
 Index(
     "runs_interactive",
+    runs.c.mode,  # In front, or SQLite reads through all runs in the order of their ids instead.
     runs.c.id,
     postgresql_where=text("mode = 'interactive' AND finished_at IS NULL"),
     sqlite_where=text("mode = 'interactive' AND finished_at IS NULL"),

@@ -105,7 +105,7 @@ def upgrade() -> None:
     op.create_index(
         "runs_interactive",
         "runs",
-        ["id"],
+        ["mode", "id"],
         postgresql_where=sa.text("mode = 'interactive' AND finished_at IS NULL"),
         sqlite_where=sa.text("mode = 'interactive' AND finished_at IS NULL"),
     )
