@@ -55,6 +55,7 @@ class StepChange(StrEnum):
 
     ADD = "add"
     ADD_BEHIND = "add behind others"
+    ADD_ANSWERED = "add, call can't be made"  # No such tool, or arguments that don't fit: its error is the result.
     OPEN = "open"
     REQUEUE = "requeue"
     SETTLE = "settle"
@@ -69,7 +70,9 @@ class StepChange(StrEnum):
 STEP_TRANSITIONS: tuple[Transition[StepState], ...] = (
     Transition(None, StepChange.ADD, StepState.AVAILABLE),
     Transition(None, StepChange.ADD_BEHIND, StepState.WAITING),
+    Transition(None, StepChange.ADD_ANSWERED, StepState.COMPLETED),
     Transition(StepState.WAITING, StepChange.OPEN, StepState.AVAILABLE),
+    Transition(StepState.WAITING, StepChange.SETTLE_LATE, StepState.COMPLETED),
     Transition(StepState.WAITING, StepChange.CLOSE, StepState.CLOSED),
     Transition(StepState.AVAILABLE, StepChange.REQUEUE, StepState.AVAILABLE),
     Transition(StepState.AVAILABLE, StepChange.SETTLE, StepState.COMPLETED),
@@ -79,6 +82,7 @@ STEP_TRANSITIONS: tuple[Transition[StepState], ...] = (
     Transition(StepState.DEAD_LETTERED, StepChange.SETTLE_LATE, StepState.COMPLETED),
     Transition(StepState.DEAD_LETTERED, StepChange.WITHDRAW, StepState.AVAILABLE),
     Transition(StepState.DEAD_LETTERED, StepChange.REPLAY, StepState.WAITING),
+    Transition(StepState.DEAD_LETTERED, StepChange.CLOSE, StepState.CLOSED),
     Transition(StepState.CLOSED, StepChange.SETTLE_LATE, StepState.COMPLETED),
     Transition(StepState.CLOSED, StepChange.WITHDRAW, StepState.WAITING),
     Transition(StepState.CLOSED, StepChange.REPLAY, StepState.WAITING),
