@@ -18,13 +18,17 @@ from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
 from agentq.domain.model import RunStatus, StepKind, StepState
+from agentq.ports import RunFilter
 from tests.support.databases import fresh_sqlite
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 from tests.support.valkey import ValkeyServer
 from tests.support.waiting import eventually
 
 AGENTS = """
+import time
+
 from agentq import Agent, FunctionModel, ToolEffect, tool
+from agentq.domain.model import ToolCall
 
 @tool
 def look(order: int) -> str:
@@ -36,17 +40,18 @@ def pay(order: int) -> str:
     "Pay it back."
     raise ConnectionResetError("no reply")
 
-def turn(messages, tools):
-    asked = sum(message["role"] == "assistant" for message in messages)
-    if asked == 0:
-        return ToolCall(id="c-1", name="look", arguments={"order": 17})
-    if asked == 1 and messages[-2]["role"] != "user" and "break" in str(messages):
-        return ToolCall(id="c-2", name="pay", arguments={"order": 17})
-    return "It costs 1200 cents."
+@tool
+def linger(order: int) -> str:
+    "Take longer than anybody waits."
+    time.sleep(60)
 
-from agentq.domain.model import ToolCall
+def turn(messages, tools):
+    if messages[-1]["role"] == "tool":
+        return "It costs 1200 cents."
+    return ToolCall(id="c-1", name=tools[0]["function"]["name"], arguments={"order": 17})
 
 support = Agent(name="support", model=FunctionModel(turn), tools=[look, pay])
+slow = Agent(name="slow", model=FunctionModel(turn), tools=[linger])
 """
 
 
@@ -299,7 +304,7 @@ class TestHere:
             assert agentq.out == "It costs 1200 cents.\n"
             assert "step 2  look(order=17)" in agentq.err
             assert agentq("run", "suport", "x") == ExitCode.REFUSED
-            assert "the agents of this process are support" in agentq.err
+            assert "the agents of this process are slow, support" in agentq.err
 
     def test_tools_are_listed_with_their_effects(
         self, agentq: Agentq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +315,7 @@ class TestHere:
         monkeypatch.syspath_prepend(tmp_path)
         assert agentq("tools", "list", "--json") == ExitCode.DONE
         assert {tool["name"]: (tool["effect"], tool["agents"]) for tool in agentq.data} == {
+            "linger": ("read_only", ["slow"]),
             "look": ("read_only", ["support"]),
             "pay": ("non_idempotent_write", ["support"]),
         }
@@ -397,6 +403,19 @@ class TestTerminal:
         following = at_terminal(["runs", "events", run_id, "--follow"], answer="\x03", after="run.enqueued")
         assert following.exit_code == ExitCode.INTERRUPTED
         assert "Traceback" not in following.shown
+
+    def test_ctrl_c_cancels_a_run_that_is_executed_here(
+        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody else would go on with it, so nobody should believe that it goes on."""
+        (tmp_path / "agents_of_cli_test.py").write_text(AGENTS)
+        monkeypatch.setenv("AGENTQ_AGENTS", "agents_of_cli_test")
+        with ValkeyServer() as valkey:
+            monkeypatch.setenv("AGENTQ_BROKER_URL", valkey.url)
+            running = at_terminal(["run", "slow", "x"], answer="\x03", after="step 2  linger")
+        [run] = stage.runs.runs(RunFilter())
+        assert (running.exit_code, run.status) == (ExitCode.INTERRUPTED, RunStatus.CANCELLED)
+        assert "Traceback" not in running.shown and f"{run.id}: cancelled" in running.shown
 
 
 class at_terminal:
