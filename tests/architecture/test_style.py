@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.tree import ROOT, source_files
 
-MODULE_LINES_MAX = 600
+MODULE_LINES_MAX = 650
 SUITE_LINES_MAX = 1000  # The contract of one port is one suite.
 FUNCTION_LINES_MAX = 80
 SENTENCE_ENDS = (".", ":", "?", "!")
