@@ -35,6 +35,9 @@ ROLES = {
     "isolated": Role(pool="prefork", queues=("isolated",)),
 }
 
+KEEPERS_ROLE = "tools"  # Of several workers on one machine one brings the keeper: more would only cost memory.
+KEEPER_BESIDE_WORKER = f"{PREFIX}KEEPER_BESIDE_WORKER"
+
 
 @click.command()
 @click.argument("role", type=click.Choice([*ROLES, "all"]), default="all")
@@ -64,7 +67,7 @@ def worker(role: str, concurrency: int | None, without_keeper: bool, hostname: s
             f"{PREFIX}AGENTS is empty, so this worker would serve nobody: set it to the modules that define your agents"
         )
     if without_keeper:
-        os.environ[f"{PREFIX}KEEPER_BESIDE_WORKER"] = "false"
+        os.environ[KEEPER_BESIDE_WORKER] = "false"
     if role == "all":
         if concurrency is not None or hostname is not None:
             raise click.UsageError("--concurrency and --hostname belong to one role; name it: model, tools or isolated")
@@ -98,7 +101,7 @@ def _supervise(settings: Settings, loglevel: str) -> int:
         Program(
             name=role,
             argv=(sys.executable, "-m", "agentq.cli.main", "worker", role, f"--loglevel={loglevel}"),
-            environ={**os.environ, "PYTHONUNBUFFERED": "1"},
+            environ={**os.environ, **({} if role == KEEPERS_ROLE else {KEEPER_BESIDE_WORKER: "false"})},
             grace_seconds=grace_seconds.get(role, settings.operation_deadline_seconds) + MARGIN_SECONDS,
         )
         for role in ROLES
