@@ -11,6 +11,7 @@ from celery import Celery
 from kombu.entity import Exchange, Queue
 
 from agentq.adapters.redis.address import Address, parse_address
+from agentq.config.pool import ChildWatch
 from agentq.config.settings import Settings
 
 QUEUES = ("model", "tools", "isolated", "control")
@@ -18,9 +19,12 @@ TIME_LIMIT_MARGIN_SECONDS = 15.0  # For what comes before and after a call: read
 
 
 def celery_app(settings: Settings, *, set_as_current: bool = True) -> Celery:
-    """An app with these settings and our transport. A process that only publishes leaves the current app alone."""
+    """An app with these settings, our transport, and our watch over its pool.
+
+    A process that only publishes leaves the current app alone."""
     app = Celery("agentq", amqp="agentq.config.transport:AMQP", set_as_current=set_as_current)
     app.conf.update(celery_config(settings))
+    app.steps["worker"].add(ChildWatch)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What a real worker does when its connection breaks, and what of kombu that rests on."""
+"""What a real worker does when its connection breaks or a child dies, and what of kombu that rests on."""
 
 # kombu is typed in part only.
 # mypy: disable-error-code="no-untyped-call"
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kombu
+import psutil
 import pytest
 from celery import Celery
 from kombu.connection import Connection as KombuConnection
@@ -29,6 +30,7 @@ from tests.support.valkey import ValkeyServer
 from tests.support.waiting import eventually
 
 BACK_SECONDS = 10.0
+NOTICED_SECONDS = 3.0
 POOLS = ("prefork", "threads")
 
 
@@ -187,6 +189,30 @@ class TestBrokenConnection:
 
 def nothing_unacknowledged(client: Redis) -> bool:
     return not client.exists("agentq.unacked", "agentq.unacked_index")
+
+
+@pytest.mark.parametrize("worker", ["prefork"], indirect=True)
+class TestDeaths:
+    def test_a_childs_death_is_noticed_soon_and_its_message_is_gone(self, worker: Worker) -> None:
+        """The keeper brings the step back and charges the crash; the broker would repeat it without end."""
+        running = worker.send("running", until="a.until")
+        eventually(lambda: lines(running))
+        for child in psutil.Process(worker.process.pid).children():
+            child.kill()
+        eventually(lambda: "WorkerLostError" in worker.log, seconds=NOTICED_SECONDS)
+        eventually(lambda: nothing_unacknowledged(worker.server.client()))
+        worker.runs_now("next")
+        assert lines(running) == ["begins"]
+
+    def test_a_child_past_its_time_limit_is_ended_and_its_message_is_gone(self, worker: Worker) -> None:
+        """A call that hangs must not hold its slot, nor be made again by the broker."""
+        running = worker.folder / "running"
+        arguments = [str(running), str(worker.folder / "never.until")]
+        worker.app.send_task("test.note", args=arguments, queue="agentq.tools", time_limit=1.0)
+        eventually(lambda: "TimeLimitExceeded" in worker.log)
+        eventually(lambda: nothing_unacknowledged(worker.server.client()))
+        worker.runs_now("next")
+        assert lines(running) == ["begins"]
 
 
 class TestClients:
