@@ -193,6 +193,5 @@ def _check(settings: Settings) -> None:
 def _check_scheme(name: str, url: str, schemes: tuple[str, ...]) -> None:
     scheme = urlsplit(url).scheme
     if scheme.partition("+")[0] not in {known.partition("+")[0] for known in schemes}:
-        raise ConfigurationError(
-            f"{PREFIX}{name} begins with {scheme + ':' if scheme else 'no scheme'!r}; supported are {', '.join(f'{known}://' for known in schemes)}"
-        )
+        supported = ", ".join(f"{known}://" for known in schemes)
+        raise ConfigurationError(f"{PREFIX}{name} begins with {scheme + ':'!r}; supported are {supported}")

@@ -39,7 +39,7 @@ class StepRequest(Request):
             logger.warning("couldn't tell the keeper that process %s died: %s", pid, error)
 
 
-class StepTask(Task):  # type: ignore[type-arg]
+class StepTask(Task):
     Request = StepRequest
 
 

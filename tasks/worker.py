@@ -43,7 +43,7 @@ def check_before_start(instance: Any, **_: Any) -> None:
         remember_deployment(_preflight(serves))
         work.refuse_unsafe_pool(can_end_calls=_ends_calls(instance), queues=set(instance.app.amqp.queues.consume_from))
     except AgentqError as error:
-        print(f"agentq: {error}", file=sys.stderr)
+        sys.stderr.write(f"agentq: {error}\n")
         raise SystemExit(EXIT_REFUSED) from None
 
 
@@ -88,7 +88,7 @@ def _preflight(serves: dict[str, int]) -> str:
         check=False,
     )
     if answer.returncode:
-        print(answer.stderr.strip(), file=sys.stderr)
+        sys.stderr.write(answer.stderr)
         raise SystemExit(EXIT_REFUSED)
     return answer.stdout.strip()
 

@@ -285,15 +285,12 @@ class Change:
 
     def _row(self, number: int, new: NewStep, first_batch: int | None) -> dict[str, Any]:
         is_open = new.error is None and new.batch == first_batch
-        if new.error is not None:
-            state = StepState.COMPLETED
-        else:
-            state = StepState.AVAILABLE if is_open else StepState.WAITING
+        still_to_do = StepState.AVAILABLE if is_open else StepState.WAITING
         return {
             "run_id": self.run_id,
             "number": number,
             "kind": new.kind.value,
-            "state": state.value,
+            "state": (still_to_do if new.error is None else StepState.COMPLETED).value,
             "attempt": 1,
             "batch": new.batch,
             "tool": new.tool and clean_text(new.tool),
