@@ -386,7 +386,7 @@ class Leases(Protocol):
         ...
 
     def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
-        """Hold on for `seconds` from now. A missing lease is taken again, unless a newer attempt was started.
+        """Hold on for at least `seconds` from now. A missing lease is taken again, unless a newer attempt was started.
         False: lost."""
         ...
 
@@ -397,7 +397,7 @@ class Leases(Protocol):
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey: ...
 
     def bury(self, ref: StepRef, process: str) -> bool:
-        """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays. False: not so."""
+        """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays."""
         ...
 
 

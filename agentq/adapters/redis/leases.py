@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from redis import Redis
+from redis import Redis, RedisError
 
-from agentq.adapters.redis.scripts import Script
+from agentq.adapters.redis.scripts import Script, unavailable
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.model import StepRef
 from agentq.ports import LeaseAnswer, LeaseSurvey, LeaseView
@@ -42,8 +43,9 @@ class RedisLeases:
         self._marker = f"{prefix}:{deployment}:leases-since"
 
     def claim_deployment(self) -> None:
-        """Mark the prefix as this deployment's. Raises ConfigurationError when it is another's, and
-        LeasesUnavailableError."""
+        """Mark the prefix as this deployment's. Raises ConfigurationError when it is another's, or when the server
+        evicts, and LeasesUnavailableError."""
+        self._refuse_eviction()
         key = f"{self._prefix}:deployment"
         deployment = _claim(self._client, [key], self._deployment)
         if deployment != self._deployment:
@@ -76,6 +78,18 @@ class RedisLeases:
 
     def bury(self, ref: StepRef, process: str) -> bool:
         return bool(_bury(self._client, [self._key_of(ref)], process))
+
+    def _refuse_eviction(self) -> None:
+        try:
+            memory: Any = self._client.info("memory")
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            raise ConfigurationError(
+                f"this Redis drops keys when it is full (maxmemory-policy {policy!r}), leases and messages among them: "
+                "set maxmemory-policy to noeviction"
+            )
 
     def _key_of(self, ref: StepRef) -> str:
         return f"{self._key}{ref.run_id}:{ref.number}"
