@@ -36,12 +36,21 @@ _SQLITE_REFUSED = (
 _SQLITE_AUDIT_REFUSED = (*_SQLITE_REFUSED, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FULL)
 
 
+_RAISED = (
+    sqlalchemy.exc.SQLAlchemyError,
+    psycopg.Error,
+    sqlite3.Error,
+    OverflowError,  # SQLite's driver: an integer that no column can hold.
+    UnicodeEncodeError,  # Half of a surrogate pair, in a name.
+)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raises StoreUnavailableError, StoreRefusedError, AuditRefusedError or SchemaError for a driver's error."""
     try:
         yield
-    except (sqlalchemy.exc.SQLAlchemyError, psycopg.Error, sqlite3.Error) as error:
+    except _RAISED as error:
         raise translation(error) from error
 
 
@@ -50,7 +59,7 @@ def auditing() -> Iterator[None]:
     """Around the insert of an audit event: what refuses it, short of a lost connection, is AuditRefusedError."""
     try:
         yield
-    except (sqlalchemy.exc.SQLAlchemyError, psycopg.Error, sqlite3.Error) as error:
+    except _RAISED as error:
         raise translation(error, is_event=True) from error
 
 
@@ -64,7 +73,7 @@ def translation(error: Exception, *, is_event: bool = False) -> AgentqError:
             return _from_sqlite(original, is_event)
         case sqlalchemy.exc.TimeoutError():
             return StoreUnavailableError("no connection to the database became free in time")
-        case sqlalchemy.exc.DBAPIError() | OverflowError():
+        case sqlalchemy.exc.DBAPIError() | OverflowError() | UnicodeEncodeError():
             return StoreRefusedError(f"the database refused the change: {_line(original)}")
         case _:
             return StoreRefusedError(f"the statement is wrong: {_line(error)}")
