@@ -3,7 +3,7 @@
 import os
 
 from agentq import Agent, FunctionModel, ToolEffect, tool
-from agentq.domain.model import ToolCall
+from agentq.domain.model import ModelReply, ToolCall
 
 STEPS = int(os.environ.get("BENCH_STEPS", "5"))
 WRITES = int(os.environ.get("BENCH_WRITES", "1"))
@@ -39,13 +39,14 @@ def _stepwise(messages: list[dict[str, object]], tools: list[dict[str, object]])
     return [ToolCall(id=f"call-{calls_made}", name=name, arguments={"item": calls_made})]
 
 
-def _growing(messages: list[dict[str, object]], tools: list[dict[str, object]]) -> str | list[ToolCall]:
+def _growing(messages: list[dict[str, object]], tools: list[dict[str, object]]) -> str | ModelReply:
     """Read every message, as a model would, then ask for one more."""
     size = sum(len(str(message["content"])) for message in messages)
     calls_made = sum(message["role"] == "tool" for message in messages)
     if calls_made == STEPS // 2:
         return f"done after {size} characters"
-    return [ToolCall(id=f"call-{calls_made}", name="read_message", arguments={"item": calls_made})]
+    call = ToolCall(id=f"call-{calls_made}", name="read_message", arguments={"item": calls_made})
+    return ModelReply(text=GROWTH_MESSAGE, tool_calls=(call,))
 
 
 stepwise = Agent(name="stepwise", model=FunctionModel(_stepwise), tools=[read_something, write_something])

@@ -1,4 +1,4 @@
-"""What agentq is measured against: Celery tasks that chain themselves, without SQL, and with one naive transaction a step.
+"""What agentq is measured against: Celery tasks that chain themselves, with no SQL or one naive transaction a step.
 
 The same settings, queues, pools and messages' sizes as agentq's; Celery's own transport and `apply_async`.
 """

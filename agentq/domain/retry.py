@@ -66,9 +66,7 @@ class RetryPolicy:
             return Retried(charge=Charge.NOTHING, error="its worker left without an outcome")
         error = f"the process that ran it died ({crashes + 1} of {self._budgets.crashes_max})"
         if crashes + 1 >= self._budgets.crashes_max:
-            return Stopped(
-                reason=DeadLetterReason.RETRIES_EXHAUSTED, failure_class=FailureClass.UNKNOWN, error=error
-            )
+            return Stopped(reason=DeadLetterReason.RETRIES_EXHAUSTED, failure_class=FailureClass.UNKNOWN, error=error)
         return Retried(charge=Charge.CRASH, error=error)
 
     def attempts_left(self, tries: int) -> int:
