@@ -51,15 +51,16 @@ class QoS(redis.QoS):
             _left.append(self)
             return
         super().restore_unacked_once(stderr)
-        if state.should_stop is not None or state.should_terminate is not None:
-            _settle_what_was_left(self, running=set(), is_stopping=True)
+        if _is_stopping():
+            _settle_what_was_left(self)
 
-    def settle_left(self, by: "QoS", running: set[str], is_stopping: bool) -> bool:
+    def settle_left(self, by: "QoS") -> bool:
         """Acknowledge what is done and give back what nobody runs, through a channel that works. True: none is left.
 
         What was running and isn't any more has been done, though its acknowledgement may have got lost with the
-        connection; or the worker that stops has ended it."""
-        done = self._unheard if is_stopping else self._unheard | self._begun
+        connection; or, when the worker stops, may have been ended."""
+        running = _running()
+        done = self._unheard if _is_stopping() else self._unheard | self._begun
         self._flush()
         for delivery_tag in [tag for tag in self._delivered if tag not in running]:
             if delivery_tag in done:
@@ -96,7 +97,7 @@ class SteadyChannel:
 
     def basic_consume(self, *args: Any, **kwargs: Any) -> Any:
         if _left:
-            _settle_what_was_left(self.qos, running=_running(), is_stopping=False)  # type: ignore[attr-defined]
+            _settle_what_was_left(self.qos)  # type: ignore[attr-defined]
         return super().basic_consume(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -145,11 +146,15 @@ class AMQP(celery.app.amqp.AMQP):
     Connection = BrokerConnection = Connection
 
 
-def _settle_what_was_left(by: QoS, *, running: set[str], is_stopping: bool) -> None:
+def _settle_what_was_left(by: QoS) -> None:
     for qos in tuple(_left):
-        if qos.settle_left(by, running, is_stopping):
+        if qos.settle_left(by):
             _left.remove(qos)
 
 
 def _running() -> set[str]:
     return {request.message.delivery_tag for request in tuple(state.active_requests)}
+
+
+def _is_stopping() -> bool:
+    return state.should_stop is not None or state.should_terminate is not None
