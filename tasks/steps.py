@@ -26,7 +26,8 @@ class StepRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         answer = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
-        if isinstance(exc_info.exception, WorkerLostError) and self.worker_pid:
+        # By its type: the exception itself comes wrapped.
+        if issubclass(exc_info.type, WorkerLostError) and self.worker_pid:
             self._leave_note(self.worker_pid)
         return answer
 

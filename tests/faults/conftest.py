@@ -1,7 +1,6 @@
 """What fault tests share: one deployment a module, and the check that each test ends with."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -25,7 +25,7 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request as it arrived. `name` is the test's own; `key` is set for keyed writes, whose effect comes once a key."""
+    """A request as it arrived. `name` is the test's own; a keyed write has a `key`, and takes effect once for each."""
 
     name: str
     kind: str
