@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from agentq import Agent, FunctionModel, ToolContext, ToolEffect, tool
+from agentq import Agent, FunctionModel, ToolContext, ToolEffect, ToolError, tool
 from agentq.domain.model import ToolCall
 
 RECEIVER_FILE = "receiver.url"  # In the worker's folder.
@@ -74,6 +74,43 @@ def _hold_the_interpreter(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
+@tool
+def look_again(context: ToolContext, name: str) -> str:
+    """Look something up; the first attempt finds nobody there."""
+    ask(name, "read", context)
+    if context.attempt == 1:
+        raise ConnectionRefusedError("nobody is there")
+    return f"{name} seen"
+
+
+@tool(effect=ToolEffect.NON_IDEMPOTENT_WRITE)
+def charge(context: ToolContext, name: str, is_rejected: bool) -> str:
+    """Write something without a key: the service says no, or it does it and nobody knows what it said."""
+    if is_rejected:
+        raise ToolError("the card is blocked", nothing_happened=True)
+    ask(name, "write", context)
+    raise ToolError("no answer")
+
+
+@tool
+def look_at_much(context: ToolContext, name: str, size_bytes: int) -> dict[str, Any]:
+    """Look something large and odd up."""
+    ask(name, "read", context)
+    return _much(size_bytes)
+
+
+@tool(effect=ToolEffect.NON_IDEMPOTENT_WRITE)
+def pay_for_much(context: ToolContext, name: str, size_bytes: int) -> dict[str, Any]:
+    """Write something without a key, and get something large and odd for it."""
+    ask(name, "write", context)
+    return _much(size_bytes)
+
+
+def _much(size_bytes: int) -> dict[str, Any]:
+    """What neither database takes as it is, somewhat larger than that."""
+    return {"text": "nul: \0" + "x" * size_bytes, "number": float("nan")}
+
+
 def follow_script(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | list[ToolCall]:
     """The calls that the input's script has for this turn, or in the end all results.
 
@@ -103,5 +140,16 @@ support = Agent(
     name="support",
     model=FunctionModel(follow_script),
     instructions="Do what the script says.",
-    tools=[look, put, pay, die, look_stubbornly, pay_stubbornly],
+    tools=[
+        look,
+        put,
+        pay,
+        die,
+        look_stubbornly,
+        pay_stubbornly,
+        look_again,
+        charge,
+        look_at_much,
+        pay_for_much,
+    ],
 )
