@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, LiteralString, TypeAlias
 
+import psutil
 import psycopg
 from celery import Celery
 from redis import Redis
@@ -51,6 +52,7 @@ class Measured:
     transactions: float
     statements: float
     redis_commands: float
+    cpu_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ def main() -> int:
         "commits_per_write_step": costs.commits_per_write,
         "statements_per_step": costs.statements,
         "redis_commands_per_step": shown["agentq"].redis_commands,
+        "cpu_ms_per_step": shown["agentq"].cpu_ms,
+        "cpu_ratio_to_celery_sql": shown["agentq"].cpu_ms / shown["celery_sql"].cpu_ms,
         "events": next(iter(results)),
         "runs": arguments.runs,
         "steps": arguments.steps,
@@ -91,7 +95,7 @@ def main() -> int:
             one = systems[name]
             sys.stdout.write(
                 f"  {name:11}{one.steps_per_s:8.0f} steps/s {one.transactions:6.2f} transactions "
-                f"{one.redis_commands:6.1f} Redis commands a step\n"
+                f"{one.redis_commands:6.1f} Redis commands {one.cpu_ms:6.2f} ms CPU a step\n"
             )
         ours = systems["agentq"].steps_per_s
         sys.stdout.write(
@@ -212,6 +216,7 @@ def _measure_plain(system: str, settings: Settings, redis: Redis, runs: int, ste
 def _timed(settings: Settings, sql: Connection, redis: Redis, steps: int, is_done: Callable[[], bool]) -> Measured:
     """Hand all first messages to the workers at once, and wait for the last run."""
     before = _counts(sql, redis)
+    cpu_before = _cpu_seconds()
     began = time.monotonic()
     redis.rename(f"{HELD}.model", settings.queue("model"))
     while not is_done():
@@ -219,10 +224,27 @@ def _timed(settings: Settings, sql: Connection, redis: Redis, steps: int, is_don
             raise SystemExit(f"not done after {FINISH_SECONDS_MAX} s")
         time.sleep(POLL_SECONDS)
     took = time.monotonic() - began
+    cpu_ms = (_cpu_seconds() - cpu_before) * 1000 / steps
     transactions, statements, commands = (
         (later - earlier) / steps for later, earlier in zip(_counts(sql, redis), before, strict=True)
     )
-    return Measured(steps_per_s=steps / took, transactions=transactions, statements=statements, redis_commands=commands)
+    return Measured(
+        steps_per_s=steps / took,
+        transactions=transactions,
+        statements=statements,
+        redis_commands=commands,
+        cpu_ms=cpu_ms,
+    )
+
+
+def _cpu_seconds() -> float:
+    """Of the workers and of both servers: what a step costs, whatever else the machine does."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def _counts(sql: Connection, redis: Redis) -> tuple[int, int, int]:
