@@ -39,6 +39,9 @@ class QoS(redis.QoS):
         self._unheard.discard(delivery_tag)
 
     def can_consume(self) -> bool:
+        # Asked before each wait for messages, after the acknowledgements that were due have been sent.
+        if _left:
+            _settle_what_was_left(self)
         # Otherwise a message whose acknowledgement met a Redis that hung would occupy its slot for ever.
         for delivery_tag in tuple(self._unheard):
             self.ack(delivery_tag)
@@ -94,11 +97,6 @@ class SteadyChannel:
         if self._publisher is None:
             self._publisher = self._create_client()  # type: ignore[attr-defined]
         yield client or self._publisher
-
-    def basic_consume(self, *args: Any, **kwargs: Any) -> Any:
-        if _left:
-            _settle_what_was_left(self.qos)  # type: ignore[attr-defined]
-        return super().basic_consume(*args, **kwargs)  # type: ignore[misc]
 
 
 class Channel(SteadyChannel, redis.Channel):
