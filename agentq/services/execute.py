@@ -6,19 +6,19 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentq.domain.agents import Agent, Registry
 from agentq.domain.effects import ToolEffect, stricter
 from agentq.domain.errors import (
-    AuditRefusedError,
     BrokerUnavailableError,
     LeasesUnavailableError,
+    StoreRefusedError,
     StoreUnavailableError,
 )
 from agentq.domain.failures import AuditPersistenceFailedException, FailureClass
 from agentq.domain.loop import assistant_message, conversation, steps_for
-from agentq.domain.model import DeadLetterReason, Json, ModelReply, StepKind, StepRef
+from agentq.domain.model import DeadLetterReason, Json, ModelReply, RunStatus, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
 from agentq.domain.retry import RetryPolicy, describe
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext, ToolError
@@ -75,17 +75,22 @@ NOTHING = Executed()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """What the parts of an execution share."""
+    """What the parts of an execution share. `tool` None: a model turn, or a tool that this process doesn't know."""
 
     loaded: Loaded
     lease: Lease
     agent: Agent
+    tool: Tool | None = None
     effect: ToolEffect = ToolEffect.READ_ONLY
     fence_id: str | None = None
 
     @property
     def ref(self) -> StepRef:
         return self.loaded.step.ref
+
+    @property
+    def may_have_written(self) -> bool:
+        return self.fence_id is not None and self.tool is not None
 
 
 class StepExecutor:
@@ -157,13 +162,11 @@ class StepExecutor:
         history = ((item.kind, item.call_id, item.result) for item in loaded.history)
         try:
             reply = self._models.complete(agent, conversation(agent, loaded.run.input, history))
-        except Exception as error:
+            message, calls = assistant_message(reply), steps_for(agent, reply.tool_calls)
+        except (Exception, SystemExit) as error:
             return self._after_failure(attempt, error)
-        calls = steps_for(agent, reply.tool_calls)
         return Recorded(
-            result=assistant_message(reply),
-            then=Turn(calls=calls) if calls else Answer(output=reply.text),
-            usage=reply.usage,
+            result=message, then=Turn(calls=calls) if calls else Answer(output=reply.text), usage=reply.usage
         )
 
     # --- a tool call
@@ -173,45 +176,61 @@ class StepExecutor:
         name = step.tool or ""
         tool = attempt.agent.tool(name)
         effect = stricter(step.effect, self._registry.effects.effect_for(name))
-        attempt = replace(attempt, effect=effect)
-        if tool is None and self._was_handed_back(attempt, name):
-            return NOTHING
+        attempt = replace(attempt, tool=tool, effect=effect)
+        if tool is None:
+            return NOTHING if self._was_handed_back(attempt, name) else self._refuse_unknown(attempt, name)
         if effect.is_write and not self._call_limit.can_end_calls:
             self._hand_back(attempt.loaded, "this worker can't end a call, so it makes no writes")
             return NOTHING
 
-        problem = tool.problem_with(step.arguments) if tool else None
+        problem = tool.problem_with(step.arguments)
         if problem:
             return self._settle(attempt, _error_result(problem))
-        if not effect.is_write:
-            assert tool is not None  # An unknown tool is a write.
-            return self._settle(attempt, self._perform(attempt, tool, self._deadline_seconds(tool)))
-        return self._execute_write(attempt, tool, name)
+        if effect.is_write:
+            return self._execute_write(attempt, tool)
+        ends_at = self._clock.elapsed_seconds() + self._deadline_seconds(tool)
+        return self._settle(attempt, self._perform(attempt, tool, ends_at))
 
-    def _execute_write(self, attempt: _Attempt, tool: Tool | None, name: str) -> Executed:
-        began = self._clock.elapsed_seconds()  # Before the stamp is sent: the deadline in SQL can only be later.
+    def _refuse_unknown(self, attempt: _Attempt, name: str) -> Executed:
+        """Nobody knows the tool: the model is told. Fenced all the same, because it fails closed as a plain write."""
+        attempt = replace(attempt, effect=ToolEffect.NON_IDEMPOTENT_WRITE)
+        request = self._fence_request(attempt, name, self._limits.operation_deadline_seconds)
+        if not self._fence(request):
+            return NOTHING
+        attempt = replace(attempt, fence_id=request.id)
+        return self._settle(attempt, _error_result(f"there is no tool {name!r} any more"))
+
+    def _execute_write(self, attempt: _Attempt, tool: Tool) -> Executed:
         deadline_seconds = self._deadline_seconds(tool)
-        attempt = self._fenced(attempt, tool, name, deadline_seconds)
-        if attempt.fence_id is None:
+        # Before the stamp is sent: the deadline in SQL can only be later.
+        ends_at = self._clock.elapsed_seconds() + deadline_seconds
+        request = self._fence_request(attempt, tool.name, deadline_seconds)
+        if not self._fence(request):
             return NOTHING  # A write is in flight elsewhere, the run ended, or nothing could be stamped. No call.
-        if tool is None:
-            return self._settle(attempt, _error_result(f"there is no tool {name!r} any more"))
-
-        left_seconds = began + deadline_seconds - self._clock.elapsed_seconds()
-        if left_seconds <= 0 or not self._heartbeat.extend(attempt.lease, left_seconds):
-            self._take_back(attempt)
+        attempt = replace(attempt, fence_id=request.id)
+        change = self._perform_in_time(attempt, tool, ends_at)
+        if change is None:
+            self._take_back(attempt.ref, request)
             return NOTHING
-        left_seconds = began + deadline_seconds - self._clock.elapsed_seconds()
-        if left_seconds <= 0:
-            self._take_back(attempt)
-            return NOTHING
-        with self._call_limit.within(left_seconds):
-            change = self._perform(attempt, tool, left_seconds)
         return self._settle(attempt, change)
 
-    def _fenced(self, attempt: _Attempt, tool: Tool | None, name: str, deadline_seconds: float) -> _Attempt:
-        """Stamp the fence; without `fence_id` in what comes back, the tool must not be called."""
-        request = FenceRequest(
+    def _perform_in_time(self, attempt: _Attempt, tool: Tool, ends_at: float) -> Recorded | Retried | Stopped | None:
+        """None: the fence got old or the lease was lost before the call, so it wasn't made."""
+        if not self._heartbeat.extend(attempt.lease, ends_at - self._clock.elapsed_seconds()):
+            return None
+        left_seconds = ends_at - self._clock.elapsed_seconds()
+        if left_seconds <= 0:
+            return None
+        with self._call_limit.within(left_seconds):
+            # The last look comes after the limit is set: who sleeps between the two finds out here, who sleeps later
+            # is ended.
+            if attempt.lease.is_lost or self._clock.elapsed_seconds() >= ends_at:
+                return None
+            return self._perform(attempt, tool, ends_at)
+
+    def _fence_request(self, attempt: _Attempt, name: str, deadline_seconds: float) -> FenceRequest:
+        tool = attempt.tool
+        return FenceRequest(
             ref=attempt.ref,
             id=uuid.uuid4().hex,
             owner=attempt.lease.owner,
@@ -221,42 +240,39 @@ class StepExecutor:
             settles_within_seconds=tool.settles_within_seconds if tool else None,
             is_callable=tool is not None,
         )
+
+    def _fence(self, request: FenceRequest) -> bool:
+        """Stamp it. False: it doesn't stand, so the tool must not be called."""
+        ref = request.ref
         while True:
             try:
                 verdict = self._store.fence(request)
                 break
-            except AuditRefusedError as error:
-                logger.error("not calling run=%s step=%s: %s", request.ref.run_id, request.ref.number, error)
-                return attempt
+            except StoreRefusedError as error:
+                logger.error("not calling run=%s step=%s: %s", ref.run_id, ref.number, error)
+                return False
             except StoreUnavailableError as error:
                 # It may stand all the same. Until that is known, lease and message are kept.
-                logger.warning("asking for the fence again run=%s: %s", request.ref.run_id, error)
+                logger.warning("asking for the fence again run=%s: %s", ref.run_id, error)
                 self._clock.sleep(ASK_AGAIN_SECONDS)
         if verdict is not FenceVerdict.STAMPED:
-            logger.info("fence refused run=%s step=%s: %s", request.ref.run_id, request.ref.number, verdict)
-            return attempt
-        return replace(attempt, fence_id=request.id)
+            logger.info("fence refused run=%s step=%s: %s", ref.run_id, ref.number, verdict)
+        return verdict is FenceVerdict.STAMPED
 
-    def _take_back(self, attempt: _Attempt) -> None:
+    def _take_back(self, ref: StepRef, request: FenceRequest) -> None:
         """Nothing was called, and only this process could have: that is an outcome too, and must reach the store."""
-        assert attempt.fence_id is not None
         while True:
             try:
-                self._store.take_back(attempt.ref, attempt.fence_id, attempt.lease.owner)
+                self._store.take_back(ref, request.id, request.owner)
                 return
             except StoreUnavailableError as error:
-                logger.warning("taking the fence back again run=%s: %s", attempt.ref.run_id, error)
+                logger.warning("taking the fence back again run=%s: %s", ref.run_id, error)
                 self._clock.sleep(ASK_AGAIN_SECONDS)
 
-    def _perform(self, attempt: _Attempt, tool: Tool, left_seconds: float) -> Recorded | Retried | Stopped:
-        step = attempt.loaded.step
-        context = self._context(attempt, left_seconds)
+    def _perform(self, attempt: _Attempt, tool: Tool, ends_at: float) -> Recorded | Retried | Stopped:
+        arguments: Any = attempt.loaded.step.arguments  # An object: checked before.
         try:
-            result = tool.call(context, step.arguments)  # type: ignore[arg-type]  # Checked by problem_with.
-        except ToolError as error:
-            if not attempt.effect.is_write or error.nothing_happened:
-                return _error_result(str(error))
-            return self._unknown(attempt, error)
+            result = tool.call(self._context(attempt, ends_at), arguments)
         except ResultNotJsonError as error:
             return not_kept(Recorded(result=None, then=Join()), str(error), is_write=attempt.effect.is_write)
         except (Exception, SystemExit) as error:
@@ -265,26 +281,24 @@ class StepExecutor:
 
     def _kept(self, result: Json, effect: ToolEffect) -> Recorded:
         change = Recorded(result=result, then=Join())
-        size = len(json.dumps(result))
+        try:
+            size = len(json.dumps(result))
+        except (ValueError, RecursionError) as error:  # A number with too many digits, or too deep.
+            return not_kept(change, f"it is not JSON: {error}", is_write=effect.is_write)
         if size <= self._limits.result_bytes_max:
             return change
         why = f"it has {size} bytes, the limit is {self._limits.result_bytes_max}"
         return not_kept(change, why, is_write=effect.is_write)
 
     def _after_call_failed(self, attempt: _Attempt, tool: Tool, error: BaseException) -> Recorded | Retried | Stopped:
+        is_read = not attempt.effect.is_write
+        if isinstance(error, ToolError) and (is_read or error.nothing_happened):
+            return _error_result(str(error))
         change = self._after_failure(attempt, error)
         is_unknown = isinstance(change, Stopped) and change.failure_class is FailureClass.UNKNOWN
-        if is_unknown and not attempt.effect.is_write and not tool.unknown_is_dead_letter:
+        if is_unknown and is_read and not tool.unknown_is_dead_letter:
             return _error_result(describe(error))
         return change
-
-    def _unknown(self, attempt: _Attempt, error: ToolError) -> Stopped:
-        return Stopped(
-            reason=DeadLetterReason.NOT_RETRYABLE,
-            failure_class=FailureClass.UNKNOWN,
-            error=describe(error),
-            outcome_unknown=attempt.effect.is_plain_write,
-        )
 
     def _after_failure(self, attempt: _Attempt, error: BaseException) -> Retried | Stopped:
         step = attempt.loaded.step
@@ -296,9 +310,8 @@ class StepExecutor:
             chance=self._clock.random(),
         )
 
-    def _context(self, attempt: _Attempt, left_seconds: float) -> ToolContext:
+    def _context(self, attempt: _Attempt, ends_at: float) -> ToolContext:
         step, run = attempt.loaded.step, attempt.loaded.run
-        ends_at = self._clock.elapsed_seconds() + left_seconds
         return ToolContext(
             run_id=run.id,
             step=step.number,
@@ -310,67 +323,54 @@ class StepExecutor:
             metadata=run.metadata,
         )
 
-    def _deadline_seconds(self, tool: Tool | None) -> float:
-        declared = tool.deadline_seconds if tool else None
-        return declared or self._limits.operation_deadline_seconds
+    def _deadline_seconds(self, tool: Tool) -> float:
+        return tool.deadline_seconds or self._limits.operation_deadline_seconds
 
     # --- the end of an attempt
 
     def _settle(self, attempt: _Attempt, change: Recorded | Retried | Stopped) -> Executed:
-        settlement = Settlement(
-            ref=attempt.ref,
-            owner=attempt.lease.owner,
-            effect=attempt.effect,
-            change=change,
-            fence_id=attempt.fence_id,
-        )
         recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
-        is_recorded = recorder.record_step(settlement, still_useful=lambda: not attempt.lease.is_lost)
-        if not is_recorded and attempt.effect.is_write:
+        settlement = _settlement(attempt, change)
+        if recorder.record_step(settlement, still_useful=lambda: not attempt.lease.is_lost):
+            return self._wake(attempt, recorder.answer, change)
+        assert recorder.error is not None
+        if attempt.may_have_written or not isinstance(recorder.error, StoreUnavailableError):
             return self._stop_unrecorded(attempt, recorder.error)
-        if not is_recorded:
-            logger.warning("dropped a read's result run=%s: %s", attempt.ref.run_id, recorder.error)
-            return NOTHING
-        assert recorder.answer is not None
-        return self._wake(attempt, recorder.answer, change)
+        # Redone later, at no charge.
+        logger.warning("dropped what nobody could store run=%s: %s", attempt.ref.run_id, recorder.error)
+        return NOTHING
 
-    def _wake(self, attempt: _Attempt, settled: Settled, change: Recorded | Retried | Stopped) -> Executed:
+    def _stop_unrecorded(self, attempt: _Attempt, error: Exception) -> Executed:
+        """The outcome was refused: the run must not go on over it, nor may a write be made again."""
+        failure = error
+        if attempt.may_have_written:
+            failure = AuditPersistenceFailedException(
+                f"the outcome of step {attempt.ref.number} of run {attempt.ref.run_id} could not be recorded"
+            )
+            failure.__cause__ = error
+        logger.error("stopping run=%s step=%s: %s", attempt.ref.run_id, attempt.ref.number, error)
+        change = self._after_failure(attempt, failure)
+        recorder = StepRecorder(self._store, self._clock, patience_seconds=0)
+        if recorder.record_step(replace(_settlement(attempt, change), with_events=False)):
+            return self._wake(attempt, recorder.answer, change)
+        if attempt.may_have_written and isinstance(change, Stopped):
+            return Executed(stopped=change, agent=attempt.agent.name)  # The fence stands: the keeper will judge it.
+        return NOTHING
+
+    def _wake(self, attempt: _Attempt, settled: Settled | None, change: Recorded | Retried | Stopped) -> Executed:
+        assert settled is not None  # It was recorded.
         self._log(attempt, settled)
         if settled.wakeups and self._dispatcher is not None:
             try:
                 self._dispatcher.publish(settled.wakeups)
             except BrokerUnavailableError as error:
                 logger.warning("couldn't wake the next steps of run=%s: %s", attempt.ref.run_id, error)
-        has_stopped = isinstance(change, Stopped) and settled.verdict in (Verdict.APPLIED, Verdict.ALREADY)
+        has_ended_run = settled.run_status is RunStatus.FAILED and settled.verdict in (Verdict.APPLIED, Verdict.ALREADY)
         return Executed(
             wakeups=settled.wakeups,
-            stopped=change if has_stopped and isinstance(change, Stopped) else None,
+            stopped=change if isinstance(change, Stopped) and has_ended_run else None,
             agent=attempt.agent.name,
         )
-
-    def _stop_unrecorded(self, attempt: _Attempt, error: Exception | None) -> Executed:
-        """A write was performed and its record refused: the run must not go on over it, nor may it be run again."""
-        failure = AuditPersistenceFailedException(
-            f"the outcome of step {attempt.ref.number} of run {attempt.ref.run_id} could not be recorded"
-        )
-        failure.__cause__ = error
-        logger.error("%s: %s", failure, error)
-        change = self._after_failure(attempt, failure)
-        assert isinstance(change, Stopped)  # The classifier calls it UNKNOWN, which is never retried.
-        recorder = StepRecorder(self._store, self._clock, patience_seconds=0)
-        is_recorded = recorder.record_step(
-            Settlement(
-                ref=attempt.ref,
-                owner=attempt.lease.owner,
-                effect=attempt.effect,
-                change=change,
-                fence_id=attempt.fence_id,
-                with_events=False,
-            )
-        )
-        if not is_recorded or recorder.answer is None:
-            return Executed(stopped=change, agent=attempt.agent.name)  # The fence stands: the keeper will judge it.
-        return self._wake(attempt, recorder.answer, change)
 
     def _was_handed_back(self, attempt: _Attempt, name: str) -> bool:
         """A tool that this worker doesn't know: another worker may, for as long as a deploy takes."""
@@ -400,6 +400,16 @@ class StepExecutor:
 def idempotency_key(run_id: str, number: int, call_id: str | None) -> str:
     """The same for every attempt of a step, different for any other call."""
     return sha256(f"{run_id}/{number}/{call_id}".encode()).hexdigest()[:32]
+
+
+def _settlement(attempt: _Attempt, change: Recorded | Retried | Stopped) -> Settlement:
+    return Settlement(
+        ref=attempt.ref,
+        owner=attempt.lease.owner,
+        effect=attempt.effect,
+        change=change,
+        fence_id=attempt.fence_id,
+    )
 
 
 def _error_result(text: str) -> Recorded:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agentq.domain.errors import AuditRefusedError, StoreRefusedError, StoreUnavailableError
-from agentq.domain.outcomes import Recorded
+from agentq.domain.outcomes import Join, Recorded
 from agentq.ports import Clock, Settled, Settlement, StepStore
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class StepRecorder:
 
         False: the store failed, `error` says how. Recording again isn't writing again, so it is tried for
         `patience_seconds`, for a read only while `still_useful`. What only reads is stored without its audit event
-        rather than not at all; a result that the database refuses is replaced by a notice.
+        rather than not at all; a call's result that the database refuses is replaced by a notice.
         """
         deadline = self._clock.elapsed_seconds() + self._patience_seconds
         wait_seconds = WAIT_SECONDS_MIN
@@ -66,12 +66,13 @@ RESULT_NOT_KEPT = "result_not_kept"
 
 
 def without_result(settlement: Settlement, why: str) -> Settlement | None:
-    """The same settlement with a notice for the result; None when there is nothing to leave out.
+    """The same settlement with a notice for the call's result; None when there is nothing to leave out.
 
-    A write happened, and the model must know that; a read becomes an error result.
+    A write happened, and the model must know that; a read becomes an error result. A model turn is nothing without its
+    message.
     """
     change = settlement.change
-    if not isinstance(change, Recorded) or change.note == RESULT_NOT_KEPT:
+    if not isinstance(change, Recorded) or not isinstance(change.then, Join) or change.note == RESULT_NOT_KEPT:
         return None
     return replace(settlement, change=not_kept(change, why, is_write=settlement.effect.is_write))
 
