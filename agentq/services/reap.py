@@ -3,9 +3,10 @@
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from agentq.domain.errors import StoreRefusedError
+from agentq.domain.errors import BrokerUnavailableError, LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import Charge, DeadLetterReason, StepRef
 from agentq.domain.outcomes import Retried, Stopped
@@ -103,10 +104,10 @@ class Reaper:
                 stopped += isinstance(change, Stopped)
                 wakeups.extend(settled.wakeups)
                 logger.warning("reaped run=%s step=%s attempt=%s: %s", *_ids(step.wakeup.ref), change.error)
-        wakeups.extend(self._still_lost(lost))
-        if wakeups:
-            self.dispatcher.publish(wakeups)
-        return Reaped(republished=len(lost), requeued=requeued, stopped=stopped)
+        still_lost = self._still_lost(lost)
+        if wakeups or still_lost:
+            self.dispatcher.publish([*wakeups, *still_lost])
+        return Reaped(republished=len(still_lost), requeued=requeued, stopped=stopped)
 
     def _settle(self, step: InFlight, change: Retried | Stopped) -> Settled | None:
         settlement = Settlement(
@@ -116,12 +117,9 @@ class Reaper:
             change=change,
             fence_id=step.fence.id if step.fence else None,
         )
-        try:
+        with _apart(step.wakeup.ref.run_id):
             return self.steps.settle(settlement)
-        except StoreRefusedError as error:
-            # One row that can't be changed must not keep the others waiting; it is tried again at the next pass.
-            logger.error("couldn't reap run=%s step=%s attempt=%s: %s", *_ids(step.wakeup.ref), error)
-            return None
+        return None
 
     def _still_lost(self, lost: list[InFlight]) -> list[Wakeup]:
         if not lost:
@@ -131,10 +129,11 @@ class Reaper:
 
     def _resume_orphans(self) -> None:
         for run_id in self.keeping.runs_without_open_step(BATCH_MAX):
-            wakeups = self.keeping.resume(run_id)
-            logger.warning("computed anew what comes next in run=%s", run_id)
-            if wakeups:
-                self.dispatcher.publish(wakeups)
+            with _apart(run_id):
+                wakeups = self.keeping.resume(run_id)
+                logger.warning("computed anew what comes next in run=%s", run_id)
+                if wakeups:
+                    self.dispatcher.publish(wakeups)
 
     def _fail_lost_callers(self) -> None:
         open_runs = self.keeping.interactive_runs()
@@ -145,7 +144,8 @@ class Reaper:
             return
         for (ref, fence, is_past_deadline), view in zip(open_runs, survey.views, strict=True):
             if view.owner is None and (fence is None or is_past_deadline):
-                self.keeping.fail_interactive(ref.run_id, error="the process that drove this run is gone")
+                with _apart(ref.run_id):
+                    self.keeping.fail_interactive(ref.run_id, error="the process that drove this run is gone")
 
 
 def session_ref(run_id: str) -> StepRef:
@@ -195,6 +195,17 @@ def _unknown(tool: str) -> Stopped:
         error=f"the process that called {tool!r} is gone: whether the write happened is not known",
         outcome_unknown=True,
     )
+
+
+@contextmanager
+def _apart(run_id: str) -> Iterator[None]:
+    """A run that can't be changed must not keep the others waiting; it is tried again at the next pass."""
+    try:
+        yield
+    except (StoreUnavailableError, LeasesUnavailableError, BrokerUnavailableError):
+        raise  # No other run could be changed either.
+    except Exception:
+        logger.exception("couldn't reap run=%s", run_id)
 
 
 def _sum(first: Reaped, second: Reaped) -> Reaped:
