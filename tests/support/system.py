@@ -1,8 +1,11 @@
 """A whole deployment for a fault test: database, Valkey, receiver, and workers and keepers as processes."""
 
+import os
+import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,9 +14,10 @@ from agentq import AgentQ
 from agentq.adapters.sql.engine import Database
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
-from agentq.domain.model import Run, RunStatus, Step
+from agentq.domain.model import Event, Run, RunStatus, Step
 from tests.support.fault_agents import RECEIVER_FILE
 from tests.support.invariants import World, check_invariants
+from tests.support.processes import descendants
 from tests.support.receiver import Receiver
 from tests.support.valkey import ValkeyServer
 from tests.support.waiting import eventually
@@ -96,10 +100,16 @@ class System:
         return keeper
 
     def stop_all_but(self, kept: Sequence[WorkerProcess | KeeperProcess]) -> None:
-        """End the others by force; what they held goes to nobody, as after a death."""
         for process in [process for process in self.processes if process not in kept]:
-            process.stop(seconds=0)
-            self.processes.remove(process)
+            self.end(process)
+
+    def end(self, process: WorkerProcess | KeeperProcess) -> None:
+        """By force, at once: what it holds goes to nobody, as after a death."""
+        for pid in (*descendants(process.pid), process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        self.processes.remove(process)
 
     # --- runs
 
@@ -110,9 +120,14 @@ class System:
     def step(self, run_id: str, number: int) -> Step:
         return self.client.get(run_id).steps[number - 1]
 
-    def events(self, run_id: str, kind: str) -> list[dict[str, Any]]:
-        """The data of the run's events of that kind."""
-        return [event.data for event in self.client.events(run_id) if event.kind == kind]
+    def events(self, run_id: str, kind: str) -> list[Event]:
+        """The run's events of that kind."""
+        return [event for event in self.client.events(run_id) if event.kind == kind]
+
+    def time_of(self, run_id: str, kind: str) -> datetime:
+        """When the one event of that kind was."""
+        [event] = self.events(run_id, kind)
+        return event.at
 
     def wait(self, run_id: str, *, seconds: float = END_SECONDS) -> Run:
         """The run once it has ended. Fails the test when it doesn't."""
