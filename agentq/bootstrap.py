@@ -129,8 +129,14 @@ class Wiring:
     @cached_property
     def dispatcher(self) -> "Dispatcher":
         from agentq.adapters.celery_dispatcher import CeleryDispatcher
+        from agentq.config.celery import step_limit_seconds
 
-        return CeleryDispatcher(self.app, self.settings)
+        return CeleryDispatcher(
+            self.app,
+            self.settings.effective_broker_url,
+            key_prefix=self.settings.key_prefix,
+            step_limit_seconds=lambda deadline_seconds: step_limit_seconds(self.settings, deadline_seconds),
+        )
 
     @property
     def app(self) -> "Celery":

@@ -1,5 +1,6 @@
 """What happens when a worker starts, forks and stops: checks first, a keeper beside it, nothing left behind."""
 
+import gc
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ def check_before_start(instance: Any, **_: Any) -> None:
         serves = work.serves
         remember_deployment(_preflight(serves))
         work.refuse_unsafe_pool(can_end_calls=_ends_calls(instance), queues=set(instance.app.amqp.queues.consume_from))
+        _load_before_fork()
     except AgentqError as error:
         sys.stderr.write(f"agentq: {error}\n")
         raise SystemExit(EXIT_REFUSED) from None
@@ -91,6 +93,16 @@ def _preflight(serves: dict[str, int]) -> str:
         sys.stderr.write(answer.stderr)
         raise SystemExit(EXIT_REFUSED)
     return answer.stdout.strip()
+
+
+def _load_before_fork() -> None:
+    """Import and prepare what every child needs, once, and keep the collector from walking over it in each of them.
+
+    Nothing of it connects: connections are made by whoever uses them first.
+    """
+    _ = wiring().executor
+    gc.collect()
+    gc.freeze()
 
 
 def _ends_calls(worker: Any) -> bool:

@@ -4,7 +4,7 @@
 # mypy: disable-error-code="no-untyped-call"
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Celery, signals
@@ -13,8 +13,6 @@ from kombu.utils.uuid import uuid
 from redis import RedisError
 
 from agentq.adapters.redis.client import redis_client
-from agentq.config.celery import step_limit_seconds
-from agentq.config.settings import Settings
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind
 from agentq.ports import Wakeup
@@ -27,12 +25,16 @@ class CeleryDispatcher:
     """`ports.Dispatcher` for threads to share. A message is Celery's own (protocol 2), wrapped as kombu wraps it for
     Redis; only the way there is shorter: one client for all, no connection of kombu's, no retries."""
 
-    def __init__(self, app: Celery, settings: Settings) -> None:
+    def __init__(
+        self, app: Celery, broker_url: str, *, key_prefix: str, step_limit_seconds: Callable[[float | None], float]
+    ) -> None:
+        """`key_prefix` begins the queues' names; `step_limit_seconds` says when the parent ends a call that has this
+        deadline (None: the default one)."""
         self._app = app
-        self._settings = settings
-        self._client = redis_client(settings.effective_broker_url, timeout_seconds=TIMEOUT_SECONDS)
-        self._unacked = f"{settings.key_prefix}.unacked"
-        self._model, self._tools, self._isolated = (settings.queue(name) for name in ("model", "tools", "isolated"))
+        self._client = redis_client(broker_url, timeout_seconds=TIMEOUT_SECONDS)
+        self._step_limit_seconds = step_limit_seconds
+        self._unacked = f"{key_prefix}.unacked"
+        self._model, self._tools, self._isolated = (f"{key_prefix}.{name}" for name in ("model", "tools", "isolated"))
 
     def publish(self, wakeups: Sequence[Wakeup]) -> None:
         messages = [self._message(wakeup) for wakeup in wakeups]
@@ -100,7 +102,7 @@ class CeleryDispatcher:
             shadow=f"{TASK} {wakeup.agent}/{what}",
             argsrepr=f"run={ref.run_id} step={ref.number} attempt={ref.attempt}",
             kwargsrepr=f"agent={wakeup.agent} {'tool=' if is_call else ''}{what}",
-            time_limit=step_limit_seconds(self._settings, wakeup.deadline_seconds) if is_call else None,
+            time_limit=self._step_limit_seconds(wakeup.deadline_seconds) if is_call else None,
             ignore_result=True,
         )
 

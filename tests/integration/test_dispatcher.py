@@ -17,13 +17,13 @@ import pytest
 from celery import Celery, signals
 from kombu.connection import Connection
 
-from agentq.adapters.celery_dispatcher import CeleryDispatcher
+from agentq.bootstrap import Wiring
 from agentq.config.celery import celery_app
 from agentq.config.settings import Settings
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind, StepRef
-from agentq.ports import Wakeup
+from agentq.ports import Dispatcher, Wakeup
 from tests.support.valkey import ValkeyServer
 
 SOON_SECONDS = 2.0
@@ -55,9 +55,8 @@ def server(shared: ValkeyServer) -> ValkeyServer:
     return shared
 
 
-def make(server: ValkeyServer, **settings: Any) -> CeleryDispatcher:
-    given = Settings(broker_url=server.url, **settings)
-    return CeleryDispatcher(celery_app(given, set_as_current=False), given)
+def make(server: ValkeyServer, **settings: Any) -> Dispatcher:
+    return Wiring(Settings(broker_url=server.url, **settings)).dispatcher
 
 
 def sent(server: ValkeyServer, queue: str) -> list[dict[str, Any]]:
@@ -256,7 +255,7 @@ class TestTrouble:
 MANY = range(200)
 
 
-def _publish_many(dispatcher: CeleryDispatcher) -> None:
+def _publish_many(dispatcher: Dispatcher) -> None:
     for number in MANY:
         dispatcher.publish([wakeup(number)])
         assert dispatcher.backlog()[StepKind.TOOL] > 0
