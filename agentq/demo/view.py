@@ -25,7 +25,8 @@ RUN_STYLES = {
 }
 TOOL_WORDS = {"look_up_order": "look up", "tag_order": "tag", "refund_order": "refund"}
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-HAPPENINGS_SHOWN = 9
+TOLD_MAX, TOLD_MIN = 9, 3
+LINES_ABOVE = 20  # The table and what surrounds it, and the longer of the lines below it.
 
 
 class View(Protocol):
@@ -82,10 +83,9 @@ class LiveView:
         self.stream = stream
         self._began = time.monotonic()
         self._sight: Sight | None = None
-        self._told: deque[tuple[float, str, str]] = deque(maxlen=HAPPENINGS_SHOWN)
-        self.live = Live(
-            get_renderable=self._drawn, console=Console(file=stream, highlight=False), refresh_per_second=10
-        )
+        self._told: deque[tuple[float, str, str]] = deque(maxlen=TOLD_MAX)
+        self._console = Console(file=stream, highlight=False)
+        self.live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=10)
 
     def tell(self, text: str, style: str = "") -> None:
         self._told.append((time.monotonic() - self._began, text, style))
@@ -100,18 +100,31 @@ class LiveView:
         from rich.console import Group  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        told = [
-            Text.assemble((f"{at:5.1f} s  ", "bright_black"), (text, style), overflow="fold")
-            for at, text, style in self._told
-        ]
+        told = self._told_table()
         if self._sight is None:
-            return Group(*told, Text(f"        {_spinner()}", style="cyan"))
+            return Group(told, Text(_spinner(), style="cyan"))
         legend = Text.assemble(
             ("by ", "bright_black"),
             *_join([_worker_mark(self._sight, name) for name in WORKER_STYLES], ("  ", "")),
-            ("     ✓ done  ○ waits  ☠ cut off  ↻ taken up again  ✗ stopped", "bright_black"),
+            ("     ✓ done  ○ waits  ☠ cut off  ↻ again  ✗ stopped", "bright_black"),
         )
-        return Group(self._table(self._sight), legend, Text(""), *told)
+        return Group(self._table(self._sight), legend, Text(""), told)
+
+    def _told_table(self) -> "Table":
+        """The latest of what was told, as much as the terminal has room for."""
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        told = Table.grid(padding=(0, 2, 0, 0))
+        told.add_column(justify="right", style="bright_black", no_wrap=True, min_width=7)
+        told.add_column(ratio=1)
+        room = max(TOLD_MIN, self._console.size.height - LINES_ABOVE)
+        for at, text, style in list(self._told)[-room:]:
+            is_short = style == TOLD_EVENTS["run.completed"]  # An answer's beginning says enough.
+            told.add_row(
+                f"{at:.1f} s", Text(text, style, no_wrap=is_short, overflow="ellipsis" if is_short else "fold")
+            )
+        return told
 
     def _table(self, sight: Sight) -> "Table":
         from rich import box  # noqa: PLC0415
@@ -177,13 +190,16 @@ def step_words(step: Step) -> str:
 def _trail(sight: Sight, run: Run) -> "Text":
     from rich.text import Text  # noqa: PLC0415
 
-    return Text.assemble(*_join([_step_mark(sight, run, step) for step in run.steps], ("  ", "")))
+    marks = [_step_mark(sight, run, step) for step in run.steps]
+    # A mark stays beside its words when the line is broken.
+    whole = [(text.replace(" ", "\N{NO-BREAK SPACE}"), style) for text, style in marks]
+    return Text.assemble(*_join(whole, ("  ", "")))
 
 
 def _step_mark(sight: Sight, run: Run, step: Step) -> tuple[str, str]:
     style = WORKER_STYLES.get(sight.workers.get((run.id, step.number), ""), "")
     again = "↻" if step.attempt > 1 else ""
-    words = f"{again}{step_words(step)}"
+    words = f"{again}{step_words(step) if step.tool == 'look_up_order' else TOOL_WORDS.get(step.tool or '', 'model')}"
     match step.state:
         case StepState.COMPLETED:
             return f"✓ {words}", style

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,6 +25,8 @@ from agentq.demo.run import main
 from agentq.demo.shop import HELD_REFUND, RejectedError, Shop, ShopServer
 from agentq.demo.shop_client import ShopClient, requests_by_order
 from agentq.demo.tickets import TICKETS
+from agentq.demo.view import opened_view
+from agentq.demo.watch import Sight
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.failures import FailureClass
@@ -229,9 +233,51 @@ def test_the_agent_declares_what_its_tools_do() -> None:
     }
 
 
+# --- What is shown --------------------------------------------------------------------------------------------------
+
+
+class Terminal(StringIO):
+    """A stream that says that a person watches it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_who_works_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test but this one reads the plain lines, and people see the table."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    killed, held = replace(REFUND, run_id="1"), replace(READ, run_id="2")
+    sight = Sight(
+        runs={
+            TICKETS[2]: run_of("1", [killed], RunStatus.RUNNING),
+            TICKETS[4]: run_of("2", [held, READ_AGAIN], RunStatus.RUNNING),
+        },
+        events=[],
+        workers={("1", 2): "A", ("2", 1): "B"},
+        held={killed.ref: "A", held.ref: "B"},
+        killed="A",
+    )
+    with opened_view(terminal := Terminal()) as view:
+        view.show(sight)
+        view.tell("SIGKILL to worker A", "bold red")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\N{NO-BREAK SPACE}", " ")
+    for text in ("3 Lena", "☠ refund", "✓ ↻look up 907", "worker A ☠ killed", "worker B", "SIGKILL to worker A"):
+        assert text in shown
+
+
 # --- The promises ---------------------------------------------------------------------------------------------------
 
-READ = Step(run_id="2", number=1, kind=StepKind.TOOL, state=StepState.AVAILABLE, attempt=1, tool="look_up_order")
+READ = Step(
+    run_id="2",
+    number=1,
+    kind=StepKind.TOOL,
+    state=StepState.AVAILABLE,
+    attempt=1,
+    tool="look_up_order",
+    arguments={"order_id": "907"},
+)
 REFUND = replace(READ, run_id="1", number=2, tool="refund_order", effect=ToolEffect.NON_IDEMPOTENT_WRITE)
 READ_AGAIN = replace(READ, state=StepState.COMPLETED, attempt=2, result={"order_id": "907"})
 REFUND_RESOLVED = replace(REFUND, state=StepState.COMPLETED, result={"order_id": "1003", "refund_id": "re_1"})
