@@ -287,6 +287,7 @@ def _worker(app: str, role: str, settings: Settings, environ: dict[str, str], fo
         f"--concurrency={chosen.concurrency(settings)}",
         f"--queues={','.join(settings.queue(name) for name in chosen.queues)}",
         f"--hostname={role}@benchmark",
+        *("--without-mingle", "--without-gossip"),
     ]
     with (folder / f"{role}.log").open("wb") as log:
         process = subprocess.Popen(argv, env=environ, cwd=PROJECT, stdout=log, stderr=log)

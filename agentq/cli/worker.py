@@ -87,6 +87,9 @@ def _work(role: str, settings: Settings, concurrency: int | None, hostname: str 
         f"--queues={','.join(settings.queue(name) for name in chosen.queues)}",
         f"--hostname={hostname or f'{role}-{os.getpid()}@%h'}",
         f"--loglevel={loglevel}",
+        # Workers have nothing to tell each other: what one needs to know of another is in SQL or in Redis.
+        "--without-mingle",
+        "--without-gossip",
     ]
     # Not `app.worker_main`, which drops the exit code of a worker that refused to start.
     return int(celery.main(arguments, standalone_mode=False) or 0)
