@@ -56,6 +56,7 @@ class PostgresProxy:
         """`url` is that of a database of a server that listens on a socket: host=FOLDER in it."""
         host = re.search(r"host=([^&]+)", url)
         assert host is not None
+        self.server_url = url
         self.folder = Path(tempfile.mkdtemp(prefix="agentq-proxy-"))
         self.url = url.replace(host[0], f"host={self.folder}")
         self._server = str(Path(host[1]) / SOCKET_NAME)
