@@ -22,6 +22,7 @@ class Lease:
         self.owner = owner
         self.is_lost = False
         self.is_cancel_requested = False
+        self.is_given_back = False
         self.held_until = held_until
 
 
@@ -45,7 +46,13 @@ class Heartbeat:
         unless the process dies: that is what tells a death from a clean exit.
         """
         began = self._clock.elapsed_seconds()
-        if self._leases.acquire(ref, owner, self._lease_seconds) is not LeaseAnswer.HELD:
+        try:
+            answer = self._leases.acquire(ref, owner, self._lease_seconds)
+        except LeasesUnavailableError:
+            # It may be ours all the same: left behind, it would look like a death, and be charged as one.
+            self._release(Lease(ref, owner, began))
+            raise
+        if answer is not LeaseAnswer.HELD:
             yield None
             return
         lease = Lease(ref, owner, began + self._lease_seconds)
@@ -55,6 +62,7 @@ class Heartbeat:
         finally:
             with self._lock:
                 self._held.pop(ref, None)
+            lease.is_given_back = True
             self._release(lease)
 
     def extend(self, lease: Lease, seconds: float) -> bool:
@@ -99,6 +107,9 @@ class Heartbeat:
         except (LeasesUnavailableError, StoreUnavailableError) as error:
             # Neither held nor lost: the next beat will tell.
             logger.warning("missed a heartbeat run=%s step=%s: %s", lease.ref.run_id, lease.ref.number, error)
+        if lease.is_given_back:
+            # The renewal may have come behind the release, and taken again what would look like a death.
+            self._release(lease)
 
     def _renew(self, lease: Lease, seconds: float) -> bool:
         began = self._clock.elapsed_seconds()
