@@ -1,7 +1,9 @@
 """What must be true of the database at any moment, whatever was killed: every fault test ends with it."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import RowMapping, select
@@ -14,25 +16,57 @@ ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
 OPEN = (StepState.AVAILABLE, StepState.WAITING)
 
 
-def check_invariants(database: Database, *, attempts_max: int | None = None) -> None:
-    """Fails with every broken sentence and the run that breaks it. `attempts_max` bounds the attempts of each step."""
-    broken = list(broken_invariants(database, attempts_max=attempts_max))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What was seen outside of the database, by run id and step number.
+
+    `effects` counts how often the step changed the world. `in_hand`: a living process calls now, or knows the outcome.
+    `lies` counts the wrong words that were given on unknown writes.
+    """
+
+    effects: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    in_hand: Container[tuple[str, int]] = ()
+    lies: int = 0
+
+
+def check_invariants(database: Database, *, attempts_max: int | None = None, world: World | None = None) -> None:
+    """Fails with every broken sentence and the run that breaks it. `attempts_max` bounds the attempts of each step;
+    with a `world` it is also asked whether what happened there is recorded, or shown as unknown."""
+    broken = list(broken_invariants(take_picture(database), attempts_max=attempts_max, world=world))
     assert not broken, "\n".join(broken)
 
 
-def broken_invariants(database: Database, *, attempts_max: int | None = None) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The whole database at one moment; steps, events and dead letters by run id."""
+
+    runs: list[RowMapping]
+    steps: defaultdict[str, list[RowMapping]]
+    events: defaultdict[str, list[RowMapping]]
+    dead_letters: defaultdict[str, list[RowMapping]]
+
+
+def take_picture(database: Database) -> Picture:
     with database.snapshot() as connection:
-        all_runs = connection.execute(select(runs)).mappings().all()
-        steps_of = _by_run(connection.execute(select(steps).order_by(steps.c.number)).mappings())
-        events_of = _by_run(connection.execute(select(events).order_by(events.c.sequence)).mappings())
-        dead_letters_of = _by_run(connection.execute(select(dead_letters)).mappings())
-    for run in all_runs:
-        its_steps, its_events = steps_of[run["id"]], events_of[run["id"]]
+        return Picture(
+            list(connection.execute(select(runs)).mappings()),
+            _by_run(connection.execute(select(steps).order_by(steps.c.number)).mappings()),
+            _by_run(connection.execute(select(events).order_by(events.c.sequence)).mappings()),
+            _by_run(connection.execute(select(dead_letters)).mappings()),
+        )
+
+
+def broken_invariants(
+    picture: Picture, *, attempts_max: int | None = None, world: World | None = None
+) -> Iterator[str]:
+    for run in picture.runs:
+        its_steps, its_events = picture.steps[run["id"]], picture.events[run["id"]]
         broken = [
             *_broken_in_run(run, its_steps),
             *_broken_in_steps(run, its_steps, attempts_max),
             *_broken_in_audit(run, its_steps, its_events),
-            *_broken_in_dead_letters(run, dead_letters_of[run["id"]]),
+            *_broken_in_dead_letters(run, picture.dead_letters[run["id"]]),
+            *(_broken_in_world(run, its_steps, its_events, world) if world is not None else ()),
         ]
         yield from (f"run {run['id']} ({run['status']}): {sentence}" for sentence in broken)
 
@@ -101,6 +135,38 @@ def _broken_in_dead_letters(run: RowMapping, its_dead_letters: list[RowMapping])
         yield "it is failed without a dead letter"
     if run["status"] == RunStatus.FAILED and run["pending_effect_id"] is not None and not is_open:
         yield "it is failed over an unknown write that no open dead letter shows"
+
+
+def _broken_in_world(
+    run: RowMapping, its_steps: list[RowMapping], its_events: list[RowMapping], world: World
+) -> Iterator[str]:
+    for step in its_steps:
+        name = (run["id"], step["number"])
+        effects = world.effects.get(name, 0)
+        told = [event for event in its_events if event["number"] == step["number"]]
+        results = [event for event in told if _records_success(event)]
+        contradictions = [event for event in told if event["kind"] == "outcome.contradicted"]
+        if len(results) > 1:
+            yield f"step {step['number']} got {len(results)} results"
+        if step["effect"] == "read_only":
+            continue
+        if step["effect"] == "non_idempotent_write" and effects > 1 + world.lies:
+            yield f"the plain write of step {step['number']} happened {effects} times"
+        if len(results) > effects and not run["events_lost"]:
+            yield f"the write of step {step['number']} has a result and never happened"
+        if contradictions and not world.lies:
+            yield f"step {step['number']} is contradicted, though nobody lied"
+        stands = run["pending_effect_number"] == step["number"] or step["may_have_happened"]
+        is_told = stands or len(results) + len(contradictions) >= effects
+        if step["state"] not in OPEN and not is_told and name not in world.in_hand:
+            yield f"the write of step {step['number']} is hidden: no result, no fence, no doubt, no contradiction"
+
+
+def _records_success(event: RowMapping) -> bool:
+    data = json.loads(event["data"])
+    if event["kind"] == "write.resolved":
+        return bool(data["decision"] == "happened")
+    return event["kind"] in ("step.settled", "outcome.late") and not data.get("is_error")
 
 
 def _by_run(rows: Any) -> defaultdict[str, list[RowMapping]]:
