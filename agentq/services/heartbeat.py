@@ -34,7 +34,7 @@ class Heartbeat:
         self._store = store
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._held: dict[StepRef, Lease] = {}
+        self._held: dict[str, Lease] = {}  # By owner: after a flush two deliveries may hold one step.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -61,14 +61,14 @@ class Heartbeat:
             yield lease
         finally:
             with self._lock:
-                self._held.pop(ref, None)
+                self._held.pop(owner, None)
             lease.is_given_back = True
             self._release(lease)
 
     def extend(self, lease: Lease, seconds: float) -> bool:
         """Hold on for at least `seconds` from now. False: lost, or Redis can't tell: don't begin a write."""
         try:
-            return self._renew(lease, seconds)
+            return self._renew(lease, max(seconds, self._lease_seconds))
         except LeasesUnavailableError:
             return False
 
@@ -82,7 +82,7 @@ class Heartbeat:
 
     def _watch(self, lease: Lease) -> None:
         with self._lock:
-            self._held[lease.ref] = lease
+            self._held[lease.owner] = lease
             if self._thread is None:
                 self._thread = threading.Thread(target=self._beat_while_held, name="agentq-heartbeat", daemon=True)
                 self._thread.start()
@@ -107,6 +107,9 @@ class Heartbeat:
         except (LeasesUnavailableError, StoreUnavailableError) as error:
             # Neither held nor lost: the next beat will tell.
             logger.warning("missed a heartbeat run=%s step=%s: %s", lease.ref.run_id, lease.ref.number, error)
+        except Exception:
+            # A defect over one lease must not end the thread that keeps all of them.
+            logger.exception("missed a heartbeat run=%s step=%s", lease.ref.run_id, lease.ref.number)
         if lease.is_given_back:
             # The renewal may have come behind the release, and taken again what would look like a death.
             self._release(lease)
