@@ -11,6 +11,7 @@ from sqlalchemy import text
 from agentq.domain.model import DeadLetterReason, RunStatus, StepRef, StepState
 from agentq.services.enqueue import new_run_id
 from tests.support.databases import fresh_postgresql
+from tests.support.locks import wait_for_waiters
 from tests.support.proxy import Loss, PostgresProxy
 from tests.support.system import System, call
 from tests.support.waiting import eventually
@@ -261,7 +262,7 @@ class TestAuditTable:
         trap.wait()
         with locked_table(system):
             trap.release()
-            waits_for_lock(system, 1)
+            wait_for_waiters(system.database)
             assert system.receiver.requests("locked table") == []
         system.completes(run_id)
         assert spent(system, run_id) == (1, 0, 0)
@@ -334,16 +335,3 @@ def locked_table(system: System) -> Iterator[None]:
     with system.database.writing() as connection:
         connection.execute(text("LOCK TABLE events"))
         yield
-
-
-def waits_for_lock(system: System, count: int) -> None:
-    """So many connections to the database wait for a lock."""
-    waiting = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-
-    def counted() -> int:
-        with system.database.reading() as connection:
-            return int(connection.execute(waiting).scalar_one())
-
-    eventually(lambda: counted() >= count, what=f"{count} connections wait for a lock")

@@ -15,6 +15,7 @@ from agentq.adapters.sql.engine import Database
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
 from agentq.domain.model import Event, Run, RunStatus, Step
+from tests.support.broker import Broker
 from tests.support.fault_agents import RECEIVER_FILE
 from tests.support.invariants import World, check_invariants
 from tests.support.processes import descendants
@@ -52,6 +53,7 @@ class System:
         self.receiver = Receiver()
         values = {"home": folder, "keeper_beside_worker": False, **changes}
         self.settings = replace(SHORT, database_url=database_url, broker_url=self.valkey.url, **values)
+        self.broker = Broker(self.settings, self.valkey)
         self.wiring = Wiring(self.settings)
         self.client = AgentQ(wiring=self.wiring)
         self.processes: list[WorkerProcess | KeeperProcess] = []

@@ -1,0 +1,198 @@
+"""Messages that the broker loses, repeats or delivers late: a step's message is a wake-up call, no more."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agentq.domain.model import StepState
+from tests.support.system import System, call
+from tests.support.waiting import eventually
+from tests.support.workers import KeeperProcess, WorkerProcess
+
+KINDS = ("turn", "look", "put", "pay")
+EFFECTS = {"turn": 0, "look": 0, "put": 1, "pay": 1}
+TRIES = 6  # A worker that is stopped just between two waits pops nothing.
+
+pytestmark = pytest.mark.parametrize("deployment", ["sqlite"], indirect=True, scope="module")
+
+
+def enqueue(system: System, kind: str, name: str) -> str:
+    """A run with a step of that kind, which asks the receiver under that name."""
+    return system.enqueue(asks=[name]) if kind == "turn" else system.enqueue([call(kind, name)])
+
+
+@contextmanager
+def keeper_paused(system: System) -> Iterator[None]:
+    """The reaper doesn't come in between."""
+    [keeper] = [process for process in system.processes if isinstance(process, KeeperProcess)]
+    keeper.kill(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        keeper.kill(signal.SIGCONT)
+
+
+def nothing_went_wrong(system: System, run_id: str, kind: str) -> None:
+    run = system.completes(run_id)
+    assert {(step.state, step.is_error) for step in run.steps} == {(StepState.COMPLETED, False)}
+    assert {(step.attempt, step.crashes, step.tries) for step in run.steps} == {(1, 0, 0)}
+    assert len(system.events(run_id, "step.settled")) == len(run.steps)
+    assert system.receiver.effects_of(run_id) == EFFECTS[kind]
+
+
+@pytest.mark.usefixtures("workers")
+class TestRepeated:
+    """The second delivery leaves quietly."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_message_that_is_delivered_again_while_its_step_runs_starts_nothing(
+        self, system: System, kind: str
+    ) -> None:
+        """What every visibility timeout that is shorter than a step does."""
+        name = f"again {kind}"
+        run_id = enqueue(system, kind, name)
+        with system.receiver.holding(name):
+            system.receiver.wait_for(name)
+            message = dict(system.broker.in_hand())
+            for _ in range(3):
+                system.broker.deliver_again(message)
+                system.eventually_drained()
+            assert len(system.receiver.requests(name)) == 1
+        nothing_went_wrong(system, run_id, kind)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_connection_that_breaks_in_the_middle_of_a_step_starts_nothing(self, system: System, kind: str) -> None:
+        """A worker whose connection broke goes on with what it does, and others take nothing of it."""
+        name = f"reset {kind}"
+        run_id = enqueue(system, kind, name)
+        with system.receiver.holding(name):
+            system.receiver.wait_for(name)
+            system.broker.break_connections()
+            # A run from begin to end: by then everybody is connected again, and has given back what they would.
+            other = enqueue(system, kind, f"other {kind}")
+            nothing_went_wrong(system, other, kind)
+            assert len(system.receiver.requests(name)) == 1
+        nothing_went_wrong(system, run_id, kind)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_holders_of_one_attempt_make_one_result_and_one_effect(self, system: System, kind: str) -> None:
+        """A lease store that fails over to a replica that lags forgets who holds what; the fence in SQL doesn't."""
+        name = f"two {kind}"
+        run_id = enqueue(system, kind, name)
+        with system.receiver.holding(name):
+            system.receiver.wait_for(name)
+            assert system.broker.forget_leases() > 0
+            system.broker.deliver_again(dict(system.broker.in_hand()))
+            if EFFECTS[kind]:
+                system.eventually_drained()
+            else:
+                system.receiver.wait_for(name, 2)
+        system.eventually_drained()
+        nothing_went_wrong(system, run_id, kind)
+        assert len(system.receiver.requests(name)) == (1 if EFFECTS[kind] else 2)
+
+    def test_a_message_that_comes_when_its_step_is_over_starts_nothing(self, system: System) -> None:
+        """A message can lie somewhere for an hour."""
+        name = "over"
+        run_id = enqueue(system, "pay", name)
+        with system.receiver.holding(name):
+            system.receiver.wait_for(name)
+            message = dict(system.broker.in_hand())
+        system.completes(run_id)
+        system.eventually_drained()
+        system.broker.deliver_again(message)
+        system.eventually_drained()
+        nothing_went_wrong(system, run_id, "pay")
+        assert len(system.receiver.requests(name)) == 1
+
+
+class TestOfTheDead:
+    @pytest.mark.usefixtures("workers")
+    @pytest.mark.parametrize("kind", ["look", "put", "pay"])
+    def test_a_dead_workers_message_that_comes_again_and_again_starts_nothing(
+        self, system: System, workers: list[WorkerProcess], kind: str
+    ) -> None:
+        """Otherwise a step that kills its worker would kill one after the other, and no crash would be counted."""
+        name = f"dead {kind}"
+        worker = workers[1]
+        run_id = enqueue(system, kind, name)
+        with system.receiver.holding(name), keeper_paused(system):
+            system.receiver.wait_for(name)
+            message = dict(system.broker.in_hand())
+            worker.kill()
+            worker.wait()
+            worker.start()
+            worker.wait_ready()
+            for _ in range(3):
+                system.broker.deliver_again(message)
+                system.eventually_drained()
+            assert len(system.receiver.requests(name)) == 1
+            assert (system.step(run_id, 2).attempt, system.step(run_id, 2).crashes) == (1, 0)
+        if kind == "pay":
+            system.stops_as_unknown(run_id)
+        else:
+            system.completes(run_id)
+            assert (system.step(run_id, 2).attempt, system.step(run_id, 2).crashes) == (2, 1)
+            assert len(system.receiver.requests(name)) == 2
+
+
+class TestLost:
+    @pytest.mark.parametrize("role", ["model", "tools"])
+    def test_a_message_that_dies_with_a_stopped_worker_is_replaced(
+        self, system: System, workers: list[WorkerProcess], role: str
+    ) -> None:
+        """Between the server's pop and the worker's note of it a message is nowhere: it is lost for ever."""
+        worker = workers[("model", "tools").index(role)]
+        system.broker.forget_in_hand()  # Of workers that died in other tests: it would be waited for.
+        for number in range(TRIES):
+            run_id, is_lost = self.publish_to_a_stopped_worker(system, worker, role, f"{role} {number}")
+            worker.kill()
+            worker.wait()
+            worker.start()
+            run = system.completes(run_id)
+            assert all((step.attempt, step.crashes) == (1, 0) for step in run.steps)
+            if is_lost:
+                return
+            worker.wait_ready()
+        pytest.fail("no message was popped by a stopped worker")
+
+    def publish_to_a_stopped_worker(
+        self, system: System, worker: WorkerProcess, role: str, name: str
+    ) -> tuple[str, bool]:
+        """The run, and whether its message is nowhere: the worker waited for it when it was stopped."""
+        if role == "model":
+            self.stop_waiting(system, worker)
+            run_id = enqueue(system, "turn", name)
+        else:
+            with system.receiver.holding(name):
+                run_id = system.enqueue([call("look", "looked")], asks=[name])
+                system.receiver.wait_for(name)
+                self.stop_waiting(system, worker)
+            eventually(lambda: len(system.client.get(run_id).steps) == 2, what="the turn asks for its call")
+        return run_id, system.wiring.dispatcher.is_drained()
+
+    def stop_waiting(self, system: System, worker: WorkerProcess) -> None:
+        eventually(lambda: system.broker.waiting_workers() >= 2, what="both workers wait for a message")
+        worker.kill(signal.SIGSTOP)
+
+
+@pytest.mark.usefixtures("workers")
+class TestTwins:
+    @pytest.mark.parametrize("tool", ["look", "put", "pay"])
+    def test_the_same_call_made_twice_is_two_steps_with_two_results(self, system: System, tool: str) -> None:
+        """A model that wants to pay two friends the same has two payments, not one that was repeated."""
+        name = f"twin {tool}"
+        twin = call(tool, name)
+        run_id = system.enqueue([twin, twin], [twin])
+        run = system.completes(run_id)
+        requests = system.receiver.requests(name)
+        assert sorted(request.step for request in requests if request.step) == [2, 3, 5]
+        results = [step.result for step in run.steps if step.tool]
+        assert run.output == " | ".join(map(str, results))
+        if EFFECTS[tool]:
+            assert len(set(results)) == 3
+            assert system.receiver.effects_of(run_id) == 3
+        if tool == "put":
+            assert len({request.key for request in requests}) == 3
