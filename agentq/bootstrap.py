@@ -223,6 +223,7 @@ class Wiring:
             heartbeat=self.heartbeat,
             clock=self.clock,
             new_owner=_new_owner,
+            patience_seconds=self.settings.settle_patience_seconds,
         )
 
     def keeper(self, serves: Mapping[str, int]) -> "Keeper":
