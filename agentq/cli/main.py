@@ -9,7 +9,12 @@ import click
 from agentq.cli.exit_codes import ExitCode, exit_code_of
 from agentq.cli.lazy import LazyCommand, LazyGroup
 from agentq.cli.output import ReaderGoneError, say, suggest
-from agentq.domain.errors import AgentqError
+from agentq.domain.errors import (
+    AgentqError,
+    BrokerUnavailableError,
+    LeasesUnavailableError,
+    StoreUnavailableError,
+)
 
 _EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 usage or refused, 3 partly done,
@@ -66,8 +71,8 @@ def run_command(arguments: list[str]) -> int:
     except AgentqError as error:
         say("error: " + " ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         code = exit_code_of(error)
-        if code is ExitCode.FAILED:  # Something is away: that is what the doctor looks at.
-            suggest("agentq doctor")
+        if isinstance(error, StoreUnavailableError | BrokerUnavailableError | LeasesUnavailableError):
+            suggest("agentq doctor")  # Something is away: that is what it looks at.
     return code if isinstance(code, int) else ExitCode.DONE
 
 

@@ -59,6 +59,10 @@ class StoreUnavailableError(AgentqError):
     """The database could not be reached, or its reply was lost: whether the change was made is not known."""
 
 
+class StoreUnreachableError(StoreUnavailableError):
+    """No connection to the database could be made: nothing was changed."""
+
+
 class StoreRefusedError(AgentqError):
     """The database answered and refused the change: nothing was changed, and trying the same again won't help."""
 

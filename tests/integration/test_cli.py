@@ -348,16 +348,16 @@ class TestDoctor:
 class TestAway:
     def test_a_broker_that_is_away_is_one_line_and_a_way_on(self, agentq: Agentq) -> None:
         """A nudge that nobody gets must not be reported as given."""
-        assert agentq("reap") == ExitCode.FAILED
+        assert agentq("reap") == ExitCode.REFUSED
         assert agentq.err.startswith("error: the keeper can't be reached")
         assert agentq.err.endswith("next: agentq doctor\n")
 
     def test_a_database_that_is_away_is_one_line_and_a_way_on(
         self, agentq: Agentq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The exit code says that trying again may help."""
+        """The exit code says that nothing was changed."""
         monkeypatch.setenv("AGENTQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
-        assert agentq("runs", "list") == ExitCode.FAILED
+        assert agentq("runs", "list") == ExitCode.REFUSED
         error, advice = agentq.err.splitlines()
         assert error.startswith("error: ") and "127.0.0.1" in error
         assert advice == "next: agentq doctor"

@@ -108,12 +108,13 @@ def test_a_wrong_setting_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, caps
         (errors.SchemaError("x"), 2),
         (errors.WaitTimeoutError("x"), 5),
         (errors.StoreUnavailableError("x"), 1),
-        (errors.BrokerUnavailableError("x"), 1),
-        (errors.LeasesUnavailableError("x"), 1),
+        (errors.StoreUnreachableError("x"), 2),
+        (errors.BrokerUnavailableError("x"), 2),
+        (errors.LeasesUnavailableError("x"), 2),
     ],
 )
 def test_the_exit_code_says_what_a_script_should_do(error: errors.AgentqError, code: int) -> None:
-    """2: correct the call. 1: it may work later. 5: it goes on, look again."""
+    """2: nothing was changed. 1: something may have been. 5: it goes on, look again."""
     assert exit_code_of(error) == code
 
 

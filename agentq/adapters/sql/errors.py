@@ -13,6 +13,7 @@ from agentq.domain.errors import (
     SchemaError,
     StoreRefusedError,
     StoreUnavailableError,
+    StoreUnreachableError,
 )
 
 # Classes and codes of SQLSTATE that pass by themselves, or that say nothing about the data we sent.
@@ -92,6 +93,8 @@ def is_lost(error: Exception) -> bool:
 
 
 def _from_postgresql(error: psycopg.Error, is_event: bool) -> AgentqError:
+    if error.pgconn is not None:  # Only of an attempt to connect.
+        return StoreUnreachableError(f"the database can't be reached: {_line(error)}")
     if is_lost(error):
         return StoreUnavailableError(f"the database can't be reached, or its reply was lost: {_line(error)}")
     # The functions that settle and fence insert the event themselves: then the context names the statement.
