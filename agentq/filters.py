@@ -26,6 +26,7 @@ def parse_filters(given: Mapping[str, Any], *, now: datetime | None = None) -> R
     | status | one or several statuses, comma-separated or as a sequence |
     | agent, tool | a name |
     | reason, failure_class | a dead letter's reason or failure class, in any case |
+    | fingerprint | of a dead letter's error, as lists show it |
     | outcome_unknown | true or false |
     | since, until | RFC 3339, or an age: `90s`, `30m`, `1h`, `3d`, `2w` |
     | metadata | `key=value`, one or several, or a mapping |
@@ -131,6 +132,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, Any, datetime], object]]] = {
     "tool": ("tool", _text),
     "reason": ("reason", _reason),
     "failure_class": ("failure_class", _failure_class),
+    "fingerprint": ("fingerprint", _text),
     "outcome_unknown": ("outcome_unknown", _truth),
     "since": ("since", parse_time),
     "until": ("until", parse_time),

@@ -11,6 +11,7 @@ from agentq.domain.effects import ToolEffect
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import (
     DeadLetter,
+    DeadLetterGroup,
     DeadLetterReason,
     Decision,
     Event,
@@ -256,6 +257,7 @@ class RunFilter:
     tool: str | None = None
     reason: DeadLetterReason | None = None
     failure_class: FailureClass | None = None
+    fingerprint: str | None = None
     outcome_unknown: bool | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -331,11 +333,34 @@ class Ruling:
     looked_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDeadLetter:
+    """A dead letter by its number, and its run."""
+
+    number: int
+    run_id: str
+
+
 class DecisionStore(Protocol):
     """Dead letters, and what people decide about them. Every decision is audited, refused ones too."""
 
     def dead_letters(self, filters: RunFilter) -> list[DeadLetter]:
         """Open ones, those with a contradiction first, then newest first."""
+        ...
+
+    def dead_letter_groups(self, filters: RunFilter) -> list[DeadLetterGroup]:
+        """Open ones by what they have in common; those with a contradiction first, then the largest."""
+        ...
+
+    def count_dead_letters(self, filters: RunFilter) -> tuple[int, int]:
+        """How many are open that match, and the highest number of any that is."""
+        ...
+
+    def page_of_dead_letters(
+        self, filters: RunFilter, *, after: str, number_max: int, limit: int
+    ) -> list[OpenDeadLetter]:
+        """The next open ones behind run id `after`, in the order of their runs' ids; none that came after that
+        number."""
         ...
 
     def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:

@@ -26,6 +26,8 @@ def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
         "cancel_requested": run.cancel_requested,
         "has_contradiction": run.has_contradiction,
         "events_lost": run.events_lost,
+        "copied_from": run.copied_from,
+        "copied_steps": run.copied_steps,
         "pending_effect": fence_view(run.pending_effect) if run.pending_effect else None,
         "dead_letter": _dead_letter_of(run) if run.dead_letter else None,
     }
@@ -91,6 +93,7 @@ def dead_letter_view(letter: DeadLetter) -> dict[str, Any]:
         "outcome_unknown": letter.outcome_unknown,
         "has_contradiction": letter.has_contradiction,
         "error": letter.error,
+        "fingerprint": letter.fingerprint,
         "created_at": time_text(letter.created_at),
         "closed_at": time_text(letter.closed_at),
         "closed_by": letter.closed_by,

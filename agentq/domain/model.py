@@ -137,7 +137,8 @@ class Step:
 
     `attempt` is the number of the attempt that may run now; it is also the fencing token of everything the step does.
     `tries` and `crashes` count what was spent of the two budgets. `may_have_happened` stays on a keyed write that was
-    requeued over its fence, until a result is recorded.
+    requeued over its fence, until a result is recorded, and on a write that was given up as unknown. `ruling` is what
+    was decided about its unknown write, by whom and when.
     """
 
     run_id: str
@@ -161,6 +162,9 @@ class Step:
     due_at: datetime | None = None
     dispatched_at: datetime | None = None
     finished_at: datetime | None = None
+    ruling: Decision | None = None
+    ruled_by: str | None = None
+    ruled_at: datetime | None = None
 
     @property
     def ref(self) -> StepRef:
@@ -190,7 +194,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Why a run stopped and waits for a person. `agent`, `tool` and `has_contradiction` are filled in lists only."""
+    """Why a run stopped and waits for a person. `has_contradiction` is filled in lists only.
+
+    `fingerprint` is the same for errors that differ in numbers, ids and quoted parts alone.
+    """
 
     run_id: str
     number: int
@@ -205,12 +212,36 @@ class DeadLetter:
     closed_as: str | None = None
     agent: str | None = None
     tool: str | None = None
+    fingerprint: str = ""
     has_contradiction: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterGroup:
+    """Open dead letters that stopped over the same tool (None: a model turn) for what looks like the same cause.
+
+    `error` and `run_id` are those of the newest.
+    """
+
+    tool: str | None
+    failure_class: FailureClass
+    reason: DeadLetterReason
+    fingerprint: str
+    count: int
+    unknown_count: int
+    contradicted_count: int
+    oldest_at: datetime
+    newest_at: datetime
+    error: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as people and programs see it."""
+    """A run as people and programs see it.
+
+    `copied_from` is the run whose first `copied_steps` results it began with.
+    """
 
     id: str
     agent: str
@@ -228,6 +259,8 @@ class Run:
     pending_effect: Fence | None = None
     has_contradiction: bool = False
     events_lost: int = 0
+    copied_from: str | None = None
+    copied_steps: int = 0
     dead_letter: DeadLetter | None = None
     steps: tuple[Step, ...] = ()
 

@@ -12,6 +12,7 @@ from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.rows import step_from, wakeup_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
 from agentq.domain.effects import ToolEffect
+from agentq.domain.fingerprint import fingerprint
 from agentq.domain.model import NewStep, RunMode, RunStatus, StepKind, StepState
 from agentq.domain.outcomes import Stopped
 from agentq.domain.resume import AddCalls, AddModelStep, Finish, OpenBatch, StillOpen, next_after
@@ -64,7 +65,11 @@ _change_step = update(steps).where(steps.c.run_id == bindparam("of_run"), steps.
 _change_run = update(runs).where(runs.c.id == bindparam("of_run"))
 _insert_steps = insert(steps)
 _insert_events = insert(events)
-_insert_dead_letter = insert(dead_letters)
+_insert_dead_letter = insert(dead_letters).values(
+    tool=select(steps.c.tool)
+    .where(steps.c.run_id == bindparam("of_run"), steps.c.number == bindparam("of_number"))
+    .scalar_subquery()
+)
 _close_dead_letter = update(dead_letters).where(
     dead_letters.c.run_id == bindparam("of_run"), dead_letters.c.closed_at.is_(None)
 )
@@ -246,9 +251,13 @@ class Change:
                 {
                     "run_id": self.run_id,
                     "number": number,
+                    "of_run": self.run_id,
+                    "of_number": number,
+                    "agent": self.run["agent"],
                     "reason": stopped.reason.value,
                     "failure_class": stopped.failure_class.value,
                     "error": error,
+                    "fingerprint": fingerprint(error),
                     "outcome_unknown": stopped.outcome_unknown,
                     "created_at": self.now,
                 },

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Text, exists, select
+from sqlalchemy import Text, exists
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
@@ -53,8 +53,13 @@ def run_conditions(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def dead_letter_conditions(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
-    """For a statement over `dead_letters` joined with `runs`: times are the dead letter's, the tool is its step's."""
-    yield from _of_runs(filters)
+    """For a statement over `dead_letters`, joined with `runs` if `asks_of_runs`: times are the dead letter's, the tool
+    is its step's."""
+    if filters.statuses:
+        yield runs.c.status.in_([status.value for status in filters.statuses])
+    if filters.agent is not None:
+        yield dead_letters.c.agent == filters.agent
+    yield from _of_metadata(filters)
     yield from _of_dead_letters(filters)
     if filters.since is not None:
         yield dead_letters.c.created_at >= filters.since
@@ -63,9 +68,12 @@ def dead_letter_conditions(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
     if filters.outcome_unknown is not None:
         yield dead_letters.c.outcome_unknown.is_(filters.outcome_unknown)
     if filters.tool is not None:
-        of_its_step = (steps.c.run_id == dead_letters.c.run_id, steps.c.number == dead_letters.c.number)
-        its_step = select(steps.c.number).where(*of_its_step, steps.c.tool == filters.tool)
-        yield its_step.correlate(dead_letters).exists()
+        yield dead_letters.c.tool == filters.tool
+
+
+def asks_of_runs(filters: RunFilter) -> bool:
+    """Conditions on dead letters need their runs' rows as well."""
+    return bool(filters.statuses or filters.metadata)
 
 
 def _of_runs(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
@@ -73,6 +81,10 @@ def _of_runs(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield runs.c.status.in_([status.value for status in filters.statuses])
     if filters.agent is not None:
         yield runs.c.agent == filters.agent
+    yield from _of_metadata(filters)
+
+
+def _of_metadata(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
     for key, text in (filters.metadata or {}).items():
         yield metadata_text(runs.c.metadata, key) == text
 
@@ -82,6 +94,8 @@ def _of_dead_letters(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield dead_letters.c.reason == filters.reason.value
     if filters.failure_class is not None:
         yield dead_letters.c.failure_class == filters.failure_class.value
+    if filters.fingerprint is not None:
+        yield dead_letters.c.fingerprint == filters.fingerprint
 
 
 def _has_open_dead_letter(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:

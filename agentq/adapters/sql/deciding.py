@@ -1,17 +1,16 @@
 """Dead letters in SQL, and what people decide about them."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, bindparam, select, update
+from sqlalchemy import RowMapping, bindparam, select, update
 
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
 from agentq.adapters.sql.codec import clean_text, encode
-from agentq.adapters.sql.conditions import dead_letter_conditions
 from agentq.adapters.sql.engine import Database
-from agentq.adapters.sql.rows import dead_letter_from, fence_from, step_from
-from agentq.adapters.sql.schema import dead_letters, events, runs, steps
+from agentq.adapters.sql.listing import count_of_open, grouped_dead_letters, open_dead_letters, page_of_open
+from agentq.adapters.sql.rows import fence_from, step_from
+from agentq.adapters.sql.schema import dead_letters, events, steps
 from agentq.domain.errors import (
     AgentqError,
     AlreadyDecidedError,
@@ -22,8 +21,8 @@ from agentq.domain.errors import (
     TooEarlyError,
 )
 from agentq.domain.lifecycle import RunChange, StepChange, run_sources, step_after, step_sources
-from agentq.domain.model import DeadLetter, Decision, Fence, RunMode, RunStatus, Step, StepState
-from agentq.ports import Ruling, RunFilter, Wakeup
+from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Fence, RunMode, RunStatus, Step, StepState
+from agentq.ports import OpenDeadLetter, Ruling, RunFilter, Wakeup
 
 _reopen = (
     update(steps)
@@ -72,16 +71,22 @@ class SqlDecisionStore:
         self._database = database
 
     def dead_letters(self, filters: RunFilter) -> list[DeadLetter]:
-        listed = (
-            select(dead_letters, runs.c.agent, runs.c.has_contradiction, steps.c.tool)
-            .join_from(dead_letters, runs, dead_letters.c.run_id == runs.c.id)
-            .outerjoin(steps, and_(steps.c.run_id == runs.c.id, steps.c.number == dead_letters.c.number))
-            .where(dead_letters.c.closed_at.is_(None), *dead_letter_conditions(filters))
-            .order_by(runs.c.has_contradiction.desc(), dead_letters.c.created_at.desc(), dead_letters.c.id.desc())
-            .limit(filters.limit)
-        )
+        with self._database.snapshot() as connection:
+            return open_dead_letters(connection, filters)
+
+    def dead_letter_groups(self, filters: RunFilter) -> list[DeadLetterGroup]:
         with self._database.reading() as connection:
-            return [_listed(row) for row in connection.execute(listed).mappings()]
+            return grouped_dead_letters(connection, filters)
+
+    def count_dead_letters(self, filters: RunFilter) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            return count_of_open(connection, filters)
+
+    def page_of_dead_letters(
+        self, filters: RunFilter, *, after: str, number_max: int, limit: int
+    ) -> list[OpenDeadLetter]:
+        with self._database.reading() as connection:
+            return page_of_open(connection, filters, after=after, number_max=number_max, limit=limit)
 
     def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:
         result = encode(ruling.result)
@@ -114,15 +119,6 @@ class SqlDecisionStore:
         if refusal is not None:
             raise refusal
         return wakeups
-
-
-def _listed(row: RowMapping) -> DeadLetter:
-    return replace(
-        dead_letter_from(row),
-        agent=row["agent"],
-        tool=row["tool"],
-        has_contradiction=bool(row["has_contradiction"]),
-    )
 
 
 # --- Resolving ------------------------------------------------------------------------------------------------------

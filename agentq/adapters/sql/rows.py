@@ -9,6 +9,7 @@ from agentq.domain.failures import FailureClass
 from agentq.domain.model import (
     DeadLetter,
     DeadLetterReason,
+    Decision,
     Event,
     Fence,
     Json,
@@ -49,6 +50,8 @@ def run_from(row: Named, *, steps: Sequence[Step] = (), dead_letter: DeadLetter 
         pending_effect=fence_from(row),
         has_contradiction=bool(row["has_contradiction"]),
         events_lost=row["events_lost"],
+        copied_from=row["copied_from"],
+        copied_steps=row["copied_steps"],
         dead_letter=dead_letter,
         steps=tuple(steps),
     )
@@ -96,6 +99,9 @@ def step_from(row: Named) -> Step:
         due_at=row["due_at"],
         dispatched_at=row["dispatched_at"],
         finished_at=row["finished_at"],
+        ruling=None if row["ruling"] is None else Decision(row["ruling"]),
+        ruled_by=row["ruled_by"],
+        ruled_at=row["ruled_at"],
     )
 
 
@@ -126,6 +132,9 @@ def dead_letter_from(row: Named) -> DeadLetter:
         closed_at=row["closed_at"],
         closed_by=row["closed_by"],
         closed_as=row["closed_as"],
+        agent=row["agent"],
+        tool=row["tool"],
+        fingerprint=row["fingerprint"],
     )
 
 

@@ -103,6 +103,8 @@ runs = Table(
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
     Column("cancel_requested_by", Text),
     Column("cancel_requested_reason", Text),
+    Column("copied_from", Text),  # The run whose first steps it began with, as many as `copied_steps`.
+    Column("copied_steps", Integer, nullable=False, server_default="0"),
     # The fence: the write in flight. All null: none stands.
     Column("pending_effect_id", Text),
     Column("pending_effect_number", Integer),
@@ -226,9 +228,13 @@ dead_letters = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", Text, ForeignKey(runs.c.id), nullable=False),
     Column("number", Integer, nullable=False),
+    # Of the run and its step, which keep them: so that a list of many reads this table alone.
+    Column("agent", Text, nullable=False),
+    Column("tool", Text),
     Column("reason", Text, nullable=False),
     Column("failure_class", Text, nullable=False),
     Column("error", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
     Column("outcome_unknown", Boolean, nullable=False, server_default=false()),
     Column("created_at", UtcDateTime, nullable=False),
     Column("closed_at", UtcDateTime),  # Null: open.
