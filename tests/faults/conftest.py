@@ -37,3 +37,4 @@ def system(deployment: System) -> Iterator[System]:
         deployment.check()
     finally:
         deployment.stop_all_but(before)
+        deployment.broker.forget_in_hand()  # What dead workers had, or drained queues would be waited for in vain.

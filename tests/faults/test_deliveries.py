@@ -1,15 +1,13 @@
 """Messages that the broker loses, repeats or delivers late: a step's message is a wake-up call, no more."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from agentq.domain.model import StepState
 from tests.support.system import System, call
 from tests.support.waiting import eventually
-from tests.support.workers import KeeperProcess, WorkerProcess
+from tests.support.workers import WorkerProcess
 
 KINDS = ("turn", "look", "put", "pay")
 EFFECTS = {"turn": 0, "look": 0, "put": 1, "pay": 1}
@@ -21,17 +19,6 @@ pytestmark = pytest.mark.parametrize("deployment", ["sqlite"], indirect=True, sc
 def enqueue(system: System, kind: str, name: str) -> str:
     """A run with a step of that kind, which asks the receiver under that name."""
     return system.enqueue(asks=[name]) if kind == "turn" else system.enqueue([call(kind, name)])
-
-
-@contextmanager
-def keeper_paused(system: System) -> Iterator[None]:
-    """The reaper doesn't come in between."""
-    [keeper] = [process for process in system.processes if isinstance(process, KeeperProcess)]
-    keeper.kill(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        keeper.kill(signal.SIGCONT)
 
 
 def nothing_went_wrong(system: System, run_id: str, kind: str) -> None:
@@ -118,7 +105,7 @@ class TestOfTheDead:
         name = f"dead {kind}"
         worker = workers[1]
         run_id = enqueue(system, kind, name)
-        with system.receiver.holding(name), keeper_paused(system):
+        with system.receiver.holding(name), system.keepers_paused():
             system.receiver.wait_for(name)
             message = dict(system.broker.in_hand())
             worker.kill()

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -63,6 +63,8 @@ class System:
         self._resources.enter_context(self.valkey)
         self._resources.enter_context(self.receiver)
         (self.folder / RECEIVER_FILE).write_text(self.receiver.url)
+        # As the first worker does; a client may come before it.
+        self.wiring.keeping.see_agents({AGENT: self.settings.input_bytes_max})
         return self
 
     def __exit__(
@@ -112,6 +114,18 @@ class System:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
         self.processes.remove(process)
+
+    @contextmanager
+    def keepers_paused(self) -> Iterator[None]:
+        """No reaper comes in between."""
+        keepers = [process for process in self.processes if isinstance(process, KeeperProcess)]
+        for keeper in keepers:
+            keeper.kill(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for keeper in keepers:
+                keeper.kill(signal.SIGCONT)
 
     # --- runs
 
