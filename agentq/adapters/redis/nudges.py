@@ -4,11 +4,12 @@ import json
 import logging
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis, RedisError
 
-from agentq.adapters.redis.scripts import Script
+from agentq.adapters.redis.scripts import Script, unavailable
 from agentq.domain.errors import LeasesUnavailableError
 from agentq.domain.model import StepRef
 from agentq.ports import DeathNote
@@ -21,6 +22,14 @@ BLOCK_SECONDS = 1.0  # Of one blocking read: shorter than the client's timeout.
 _nudge, _lead = Script("nudge"), Script("lead")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """A keeper by its owner, and how long it has led; None: a keeper of an older version, which doesn't say."""
+
+    owner: str
+    seconds: float | None
+
+
 class RedisNudges:
     """`ports.Nudges`: a list that the leading keeper waits for. Notes are JSON, a mere nudge is an empty entry."""
 
@@ -29,6 +38,7 @@ class RedisNudges:
         self._client = client
         self._list = f"{prefix}:{deployment}:nudges"
         self._leader = f"{prefix}:{deployment}:leader"
+        self._leads_since = f"{prefix}:{deployment}:leader-since"
 
     def leave_note(self, note: DeathNote) -> None:
         """Never raises: who sees a death has no other use for Redis, and the lease tells of it later."""
@@ -66,7 +76,20 @@ class RedisNudges:
 
     def lead(self, owner: str, seconds: float) -> bool:
         """Raises LeasesUnavailableError."""
-        return bool(_lead(self._client, [self._leader], owner, math.ceil(seconds * 1000)))
+        return bool(_lead(self._client, [self._leader, self._leads_since], owner, math.ceil(seconds * 1000)))
+
+    def leader(self) -> Leader | None:
+        """The keeper that leads now. Raises LeasesUnavailableError."""
+        try:
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.mget([self._leader, self._leads_since])
+                pipeline.time()
+                (owner, since), now = pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+        if owner is None:
+            return None
+        return Leader(owner=owner, seconds=None if since is None else now[0] + now[1] / 1e6 - int(since) / 1000)
 
     def _rest(self) -> list[str]:
         rest: Any = self._client.lpop(self._list, NOTES_MAX)
