@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from celery import Task
 from celery.exceptions import Reject
-from celery.worker import state
 
 from agentq.domain.errors import AgentqError, StoreUnavailableError
 from agentq.services.enqueue import enqueue_message
@@ -20,6 +19,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.5, 5.0
+HOLD_SECONDS = 20.0  # A worker that is told to stop waits for its messages to end, and this one must not keep it.
 
 
 @app.task(name="agentq.enqueue", bind=True)
@@ -72,14 +72,18 @@ def reap() -> None:
 
 
 def _when_store_answers(change: Callable[[], Answer]) -> Answer:
-    """Make the change; while the database is away the message waits here, unacknowledged."""
-    wait_seconds = WAIT_SECONDS_MIN
+    """Make the change; while the database is away the message waits, unacknowledged: a while here, then in its queue.
+
+    Raises Reject to give it back.
+    """
+    wait_seconds, waited_seconds = WAIT_SECONDS_MIN, 0.0
     while True:
         try:
             return change()
         except StoreUnavailableError as error:
-            if state.should_stop or state.should_terminate:
+            if waited_seconds >= HOLD_SECONDS:
                 raise Reject(str(error), requeue=True) from error
             logger.warning("waiting for the database: %s", error)
             time.sleep(wait_seconds)
+            waited_seconds += wait_seconds
             wait_seconds = min(WAIT_SECONDS_MAX, wait_seconds * 2)

@@ -1,6 +1,5 @@
 """The task `agentq.step`: one attempt of one step."""
 
-import logging
 from typing import Any
 
 from celery import Task
@@ -8,13 +7,10 @@ from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
 
 from agentq.adapters.process import process_prefix
-from agentq.domain.errors import LeasesUnavailableError
 from agentq.domain.model import StepRef
 from agentq.ports import DeathNote
 from agentq.tasks.app import app
 from agentq.tasks.wiring import wiring
-
-logger = logging.getLogger(__name__)
 
 
 class RunStoppedError(Exception):
@@ -33,11 +29,8 @@ class StepRequest(Request):
 
     def _leave_note(self, pid: int) -> None:
         run_id, number, attempt = self.args
-        note = DeathNote(ref=StepRef(run_id=run_id, number=number, attempt=attempt), process=process_prefix(pid))
-        try:
-            wiring().nudges.leave_note(note)
-        except LeasesUnavailableError as error:
-            logger.warning("couldn't tell the keeper that process %s died: %s", pid, error)
+        ref = StepRef(run_id=run_id, number=number, attempt=attempt)
+        wiring().nudges.leave_note(DeathNote(ref=ref, process=process_prefix(pid)))
 
 
 class StepTask(Task):
