@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from agentq import AgentQ
 from agentq.adapters.sql.engine import Database
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
-from agentq.domain.model import Event, Run, RunStatus, Step
+from agentq.domain.model import Event, Json, Run, RunStatus, Step
 from tests.support.broker import Broker
 from tests.support.fault_agents import RECEIVER_FILE
 from tests.support.invariants import World, check_invariants
@@ -27,7 +27,7 @@ from tests.support.workers import KeeperProcess, WorkerProcess
 AGENT = "support"
 END_SECONDS = 30.0
 
-Call = tuple[str, dict[str, Any]]
+Call: TypeAlias = list[Json]  # A tool's name and its arguments.
 
 # Short, so that a recovery takes seconds: it is measured against them, not against a constant.
 SHORT = Settings(
@@ -131,7 +131,7 @@ class System:
 
     def enqueue(self, *turns: Sequence[Call], asks: Sequence[str | None] = (), **options: Any) -> str:
         """Start a run whose turns ask for these calls; `asks`: see `follow_script`."""
-        return self.client.enqueue(AGENT, {"turns": [list(turn) for turn in turns], "asks": list(asks)}, **options)
+        return self.client.enqueue(AGENT, {"turns": [[*turn] for turn in turns], "asks": [*asks]}, **options)
 
     def step(self, run_id: str, number: int) -> Step:
         return self.client.get(run_id).steps[number - 1]
@@ -181,6 +181,6 @@ class System:
         return not self.client.runs(status=active, limit=1)
 
 
-def call(tool: str, name: str, **arguments: Any) -> Call:
+def call(tool: str, name: str, **arguments: Json) -> Call:
     """One call of a script."""
-    return tool, {"name": name, **arguments}
+    return [tool, {"name": name, **arguments}]
