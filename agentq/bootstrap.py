@@ -1,12 +1,11 @@
 """The wiring: the only module that knows every concrete class. Everything is made when it is first asked for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from agentq.config.settings import Settings
-from agentq.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:  # Each part is imported where it is made, so that listing runs loads no more than the database.
     from celery import Celery
@@ -200,16 +199,6 @@ class Wiring:
     def begin_pool_child(self) -> None:
         """This process is a prefork child: a call in it can be ended by ending it."""
         self._can_end_calls = True
-
-    def refuse_unsafe_pool(self, *, can_end_calls: bool, queues: Iterable[str]) -> None:
-        """Raises ConfigurationError when writing tools would run where a call can't be ended."""
-        unsafe = {self.settings.queue("tools"), self.settings.queue("isolated")} & set(queues)
-        writers = [tool.name for tool in self.registry.tools() if tool.effect.is_write]
-        if unsafe and writers and not can_end_calls:
-            raise ConfigurationError(
-                f"this pool can't end a call that outlives its deadline, but {writers[0]!r} writes: "
-                f"serve {', '.join(sorted(unsafe))} with --pool prefork"
-            )
 
     @cached_property
     def interaction(self) -> "Interaction":

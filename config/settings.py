@@ -78,6 +78,11 @@ class Settings:
     """When the broker delivers an unacknowledged message again. Safety doesn't rest on it; longer than every deadline
     it makes no noise, and the keeper recovers lost steps long before."""
 
+    stop_grace_seconds: float = 210.0
+    """How long your platform waits for a worker that it told to stop before it kills it (compose's `stop_grace_period`,
+    Kubernetes' `terminationGracePeriodSeconds`): only compared with what the longest step needs, because a worker that
+    is killed in the middle of a call leaves an unknown write. That is 190 with the other defaults."""
+
     input_bytes_max: int = 262_144
     """The largest input of a run: every model turn reads it again."""
 

@@ -6,14 +6,20 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from celery import signals
+from celery.worker.control import inspect_command
 
 from agentq.adapters.embedded.supervision import Companion, die_with_parent, start_keeper_beside_worker
+from agentq.adapters.worker_facts import QUESTION, WorkerFacts, as_message, facts_of
+from agentq.checks.finding import refusals, warnings
+from agentq.checks.settings import judge_settings, tool_deadlines
+from agentq.checks.worker import judge_worker
 from agentq.config.settings import environment_of
-from agentq.domain.errors import AgentqError
+from agentq.domain.errors import AgentqError, StoreUnavailableError
 from agentq.tasks.app import settings
 from agentq.tasks.wiring import remember_deployment, wiring
 
@@ -38,15 +44,19 @@ _state = _State()
 def check_before_start(instance: Any, **_: Any) -> None:
     """Refuse to start on what breaks a promise; import agents once, before the pool forks."""
     _state.main_pid = os.getpid()
-    work = wiring()
     try:
-        serves = work.serves
-        remember_deployment(_preflight(serves))
-        work.refuse_unsafe_pool(can_end_calls=_ends_calls(instance), queues=set(instance.app.amqp.queues.consume_from))
+        _check_this_worker(instance)
+        remember_deployment(_preflight(wiring().serves))
         _load_before_fork()
     except AgentqError as error:
         sys.stderr.write(f"agentq: {error}\n")
         raise SystemExit(EXIT_REFUSED) from None
+
+
+@inspect_command(name=QUESTION)
+def tell_facts(state: Any, **_: Any) -> dict[str, Any]:
+    """What `agentq doctor` asks of every worker."""
+    return as_message(_facts(state.consumer.controller))
 
 
 @signals.worker_process_init.connect
@@ -75,24 +85,54 @@ def report_unknown_task(name: str, id: str, **_: Any) -> None:
     logger.error("unknown task name=%s id=%s: is this worker of an older version than its senders?", name, id)
 
 
+def _check_this_worker(instance: Any) -> None:
+    """What needs no connection: the settings, and what Celery makes of its own."""
+    findings = [*judge_settings(settings, tool_deadlines(wiring().registry)), *judge_worker(_facts(instance), settings)]
+    refused = refusals(findings)
+    for finding in refused:
+        sys.stderr.write(f"agentq: {finding.line}\n")
+    if refused:
+        raise SystemExit(EXIT_REFUSED)
+    _warn(f"{finding.subject}: {finding.line}" for finding in warnings(findings))
+
+
+def _facts(worker: Any) -> WorkerFacts:
+    registry = wiring().registry
+    writers = tuple(tool.name for tool in registry.tools() if tool.effect.is_write)
+    return facts_of(worker, agents=tuple(registry.names()), writers=writers)
+
+
 def _preflight(serves: dict[str, int]) -> str:
-    """Check the database and register the agents, in a process of its own; returns the deployment's id.
+    """Check the servers and register the agents, in a process of its own; returns the deployment's id.
 
     The pool's children must not inherit a connection, so this process never opens one.
     """
-    answer = subprocess.run(
-        [sys.executable, "-m", "agentq.preflight"],
-        input=json.dumps(serves),
-        env={**os.environ, **environment_of(settings)},
-        capture_output=True,
-        text=True,
-        timeout=PREFLIGHT_SECONDS_MAX,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", "agentq.preflight"],
+            input=json.dumps(serves),
+            env={**os.environ, **environment_of(settings)},
+            capture_output=True,
+            text=True,
+            timeout=PREFLIGHT_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StoreUnavailableError(
+            f"the database and the broker couldn't be checked within {PREFLIGHT_SECONDS_MAX} s: see agentq doctor"
+        ) from None
     if answer.returncode:
         sys.stderr.write(answer.stderr)
         raise SystemExit(EXIT_REFUSED)
-    return answer.stdout.strip()
+    told = json.loads(answer.stdout)
+    _warn(told["warnings"])
+    deployment: str = told["deployment"]
+    return deployment
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        logger.warning("%s", line)
 
 
 def _load_before_fork() -> None:
@@ -103,7 +143,3 @@ def _load_before_fork() -> None:
     _ = wiring().executor
     gc.collect()
     gc.freeze()
-
-
-def _ends_calls(worker: Any) -> bool:
-    return bool(worker.pool_cls.__module__.endswith(".prefork"))

@@ -249,14 +249,13 @@ class TestRedisLeases:
             self.make(server.url, "d2").claim_deployment()
         self.make(server.url, "d2", prefix="other").claim_deployment()
 
-    def test_a_server_that_evicts_is_refused(self) -> None:
-        """It would forget who is at work, and what is to be done."""
-        with ValkeyServer(options=("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")) as server:
-            with pytest.raises(ConfigurationError, match="allkeys-lru"):
-                self.make(server.url).claim_deployment()
-            with server.client() as client:
-                client.config_set("maxmemory-policy", "noeviction")
-            self.make(server.url).claim_deployment()
+    def test_whose_the_keys_are_can_be_asked_without_claiming_them(self, server: ValkeyServer) -> None:
+        """Who only looks must not decide whose they are."""
+        assert not self.make(server.url, "d1").check_claim()
+        self.make(server.url, "d2").claim_deployment()
+        assert self.make(server.url, "d2").check_claim()
+        with pytest.raises(ConfigurationError, match=r"belong to deployment 'd2'"):
+            self.make(server.url, "d1").check_claim()
 
     def test_deployments_have_leases_of_their_own(self, server: ValkeyServer) -> None:
         """Even where nobody claimed anything."""
@@ -357,6 +356,16 @@ class TestRedisNudges:
         time.sleep(2 * SHORT)
         assert nudges.lead("bob", LONG)
         assert not nudges.lead("ann", SHORT)
+
+    def test_it_is_known_who_leads_and_for_how_long(self, nudges: RedisNudges) -> None:
+        """A leader that changes all the time has a reason."""
+        assert nudges.leader() is None
+        nudges.lead("ann", LONG)
+        time.sleep(SHORT)
+        nudges.lead("ann", LONG)
+        leader = nudges.leader()
+        assert leader is not None and leader.owner == "ann"
+        assert leader.seconds is not None and SHORT <= leader.seconds < LONG
 
     def test_without_redis_a_wait_is_a_wait(self) -> None:
         """A keeper must not spin while Redis is away."""

@@ -41,20 +41,23 @@ class RedisLeases:
         self._mark_seconds = mark_seconds
         self._key = f"{prefix}:{deployment}:lease:"
         self._marker = f"{prefix}:{deployment}:leases-since"
+        self._mark = f"{prefix}:deployment"
 
     def claim_deployment(self) -> None:
-        """Mark the prefix as this deployment's. Raises ConfigurationError when it is another's, or when the server
-        evicts, and LeasesUnavailableError."""
-        self._refuse_eviction()
-        key = f"{self._prefix}:deployment"
-        deployment = _claim(self._client, [key], self._deployment)
-        if deployment != self._deployment:
-            raise ConfigurationError(
-                f"the Redis keys under {self._prefix!r} belong to deployment {deployment!r}, the database to "
-                f"{self._deployment!r}: set AGENTQ_KEY_PREFIX to another value, or, if that deployment is gone, "
-                f"delete the key {key!r}"
-            )
+        """Mark the prefix as this deployment's. Raises ConfigurationError when it is another's, and
+        LeasesUnavailableError."""
+        self._refuse_other(_claim(self._client, [self._mark], self._deployment))
         self.survey(())  # From now on it is known since when leases are kept.
+
+    def check_claim(self) -> bool:
+        """Like `claim_deployment`, but changes nothing. False: nobody has claimed the prefix yet."""
+        try:
+            deployment: Any = self._client.get(self._mark)
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+        if deployment is not None:
+            self._refuse_other(deployment)
+        return deployment is not None
 
     def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
         """Never HELD twice, not even for the same owner: who lost the reply may release, and leave."""
@@ -79,16 +82,12 @@ class RedisLeases:
     def bury(self, ref: StepRef, process: str) -> bool:
         return bool(_bury(self._client, [self._key_of(ref)], process))
 
-    def _refuse_eviction(self) -> None:
-        try:
-            memory: Any = self._client.info("memory")
-        except (RedisError, OSError) as error:
-            raise unavailable(error) from error
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
+    def _refuse_other(self, deployment: str) -> None:
+        if deployment != self._deployment:
             raise ConfigurationError(
-                f"this Redis drops keys when it is full (maxmemory-policy {policy!r}), leases and messages among them: "
-                "set maxmemory-policy to noeviction"
+                f"the Redis keys under {self._prefix!r} belong to deployment {deployment!r}, the database to "
+                f"{self._deployment!r}: set AGENTQ_KEY_PREFIX to another value, or, if that deployment is gone, "
+                f"delete the key {self._mark!r}"
             )
 
     def _key_of(self, ref: StepRef) -> str:
