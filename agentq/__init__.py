@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentq.domain.failures import AuditPersistenceFailedException, FailureClass, FailureClassifier
     from agentq.domain.function_model import FunctionModel
     from agentq.domain.model import RunStatus
+    from agentq.domain.probes import ProbeAnswer
     from agentq.domain.tools import ToolContext, ToolError, tool
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "FailureClass",
     "FailureClassifier",
     "FunctionModel",
+    "ProbeAnswer",
     "RunStatus",
     "ToolContext",
     "ToolEffect",
@@ -36,6 +38,7 @@ _HOMES = {
     "FailureClass": "agentq.domain.failures",
     "FailureClassifier": "agentq.domain.failures",
     "FunctionModel": "agentq.domain.function_model",
+    "ProbeAnswer": "agentq.domain.probes",
     "RunStatus": "agentq.domain.model",
     "ToolContext": "agentq.domain.tools",
     "ToolEffect": "agentq.domain.effects",

@@ -1,7 +1,7 @@
 """The nouns of a run: its statuses, its steps, its fence and what a step may end as."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -178,6 +178,8 @@ class Fence:
     `is_callable` is False when the process that stamped it had no such tool: nothing can have been called.
     `deadline_at` is database time: by then the caller has ended the call, or itself. `settles_within_seconds` is how
     long the receiver may still act after that; None: nobody can say, so only a person can rule that it didn't happen.
+    `probes` counts how often its tool's probe was asked, or is about to be. `failure_class` and `error` say how the
+    call failed, if whoever made it lived to see that.
     """
 
     id: str
@@ -190,6 +192,17 @@ class Fence:
     deadline_at: datetime
     settles_within_seconds: float | None
     is_callable: bool = True
+    has_probe: bool = False
+    probes: int = 0
+    failure_class: FailureClass | None = None
+    error: str | None = None
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """From when on a look that finds nothing means something; None: nobody can say."""
+        if self.settles_within_seconds is None:
+            return None
+        return self.deadline_at + timedelta(seconds=self.settles_within_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,34 @@ class RetryPolicy:
             return Stopped(reason=DeadLetterReason.RETRIES_EXHAUSTED, failure_class=FailureClass.UNKNOWN, error=error)
         return Retried(charge=Charge.CRASH, error=error)
 
+    def after_ruled_out(
+        self,
+        failure_class: FailureClass | None,
+        error: str,
+        *,
+        crashes: int,
+        tries: int,
+        throttled_seconds: float | None,
+        chance: float,
+    ) -> Retried | Stopped:
+        """It is certain that a write didn't happen: its step goes on as if its call had only read.
+
+        `failure_class` is how the call failed, None if the process that made it was lost.
+        """
+        if failure_class is None:
+            return self.after_crash(crashes)
+        if not failure_class.is_retryable:
+            return Stopped(reason=DeadLetterReason.NOT_RETRYABLE, failure_class=failure_class, error=error)
+        charge, is_spent = self._budget_for(failure_class, tries, throttled_seconds)
+        if is_spent:
+            return Stopped(reason=DeadLetterReason.RETRIES_EXHAUSTED, failure_class=failure_class, error=error)
+        wait_seconds = _backoff_seconds(self._budgets.backoff_seconds, tries, chance)
+        return Retried(charge=charge, error=error, failure_class=failure_class, due_in_seconds=wait_seconds)
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """Making the same request again may help."""
+        return self._classifier.classify(error).is_retryable
+
     def attempts_left(self, tries: int) -> int:
         """How often the call may still be made after the present attempt."""
         return max(0, self._budgets.tries_max - tries)
@@ -81,9 +109,15 @@ class RetryPolicy:
         return Charge.TRY, tries >= self._budgets.tries_max
 
     def _wait_seconds(self, error: BaseException, tries: int, chance: float) -> float:
-        """Exponential with full jitter above half (so that nobody waits nothing), never before `Retry-After`."""
-        ceiling: float = min(BACKOFF_SECONDS_MAX, self._budgets.backoff_seconds * 2**tries)
-        return max(ceiling * (0.5 + chance / 2), self._classifier.retry_after_seconds(error) or 0)
+        """Exponential, never before `Retry-After`."""
+        wait_seconds = _backoff_seconds(self._budgets.backoff_seconds, tries, chance)
+        return max(wait_seconds, self._classifier.retry_after_seconds(error) or 0)
+
+
+def _backoff_seconds(first_seconds: float, times: int, chance: float) -> float:
+    """Doubled each time, with full jitter above half, so that nobody waits nothing."""
+    ceiling: float = min(BACKOFF_SECONDS_MAX, first_seconds * 2**times)
+    return ceiling * (0.5 + chance / 2)
 
 
 def describe(error: BaseException) -> str:

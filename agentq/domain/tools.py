@@ -10,12 +10,17 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf, isfinite
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import AgentqError, ConfigurationError
 from agentq.domain.model import Json
+from agentq.domain.probes import Probe, ProbeAnswer, ProbeReport, ProbeVerdict, read_probe
 from agentq.domain.tool_signature import ToolSignature, read_signature
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")  # What the Chat Completions API takes.
 
@@ -91,6 +96,26 @@ class Tool:
     deadline_seconds: float | None = None
     settles_within_seconds: float | None = None
     unknown_is_dead_letter: bool = False
+    _probes: list[Probe] = field(default_factory=list, repr=False)  # None or one; declared after the tool is made.
+
+    @property
+    def has_probe(self) -> bool:
+        """True: the outside world can be asked what became of a call."""
+        return bool(self._probes)
+
+    def probe(self, function: Function) -> Function:
+        """Decorates the function that asks the outside world what became of one call, sync or async.
+
+        It takes the tool's own arguments and, if it wants one, a ToolContext with the call's idempotency key; it
+        returns a ProbeAnswer. It must only read, and may run again. Raises ConfigurationError.
+        """
+        if not self.effect.is_write:
+            raise ConfigurationError(f"tool {self.name!r} only reads, so its calls need no probe; remove it")
+        if self._probes:
+            raise ConfigurationError(f"tool {self.name!r} has a probe already; one answers for it")
+        its = read_probe(function, tool=self.name, signature=self.signature, context_type=ToolContext)
+        self._probes.append(its)
+        return function
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -119,15 +144,19 @@ class Tool:
         TimeoutError. Raises whatever the function raises; ToolError with `nothing_happened`, without calling it, for
         arguments that don't fit; ResultNotJsonError after it.
         """
-        checked = self.signature.check(arguments)
-        if isinstance(checked, str):
-            raise ToolError(f"invalid arguments for {self.name}: {checked}", nothing_happened=True)
-        if self.signature.context_parameter is not None:
-            checked[self.signature.context_parameter] = context
-        result = self.function(**checked)
-        if inspect.isawaitable(result):
-            result = _await(result, context.deadline_seconds)
-        return _to_json(self.name, result)
+        return _to_json(self.name, _call(self.name, self.function, self.signature, context, arguments))
+
+    def ask(self, context: ToolContext, arguments: dict[str, Any]) -> ProbeReport:
+        """Ask the probe what became of the call with these arguments; an answer that is none counts as "can't tell".
+
+        Raises whatever the probe raises, and ResultNotJsonError for a call that happened with such a result.
+        """
+        (probe,) = self._probes
+        answer = _call(f"the probe of {self.name}", probe.function, probe.signature, context, arguments)
+        if not isinstance(answer, ProbeAnswer):
+            logger.error("the probe of %s returned %s, no ProbeAnswer", self.name, type(answer).__name__)
+            return ProbeReport(verdict=ProbeVerdict.CANT_TELL, error=f"it returned {type(answer).__name__}")
+        return ProbeReport(verdict=answer.verdict, result=_to_json(f"the probe of {self.name}", answer.result))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The plain function, for unit tests and for other code."""
@@ -240,6 +269,18 @@ def _seconds(what: str, duration: object) -> float | None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds) or seconds < 0:
         raise ConfigurationError(f"{what} is {duration!r}; give seconds or a timedelta, not below 0")
     return float(seconds)
+
+
+def _call(
+    name: str, function: Callable[..., Any], signature: ToolSignature, context: ToolContext, arguments: dict[str, Any]
+) -> Any:
+    checked = signature.check(arguments)
+    if isinstance(checked, str):
+        raise ToolError(f"invalid arguments for {name}: {checked}", nothing_happened=True)
+    if signature.context_parameter is not None:
+        checked[signature.context_parameter] = context
+    result = function(**checked)
+    return _await(result, context.deadline_seconds) if inspect.isawaitable(result) else result
 
 
 def _await(awaitable: Any, timeout_seconds: float) -> Any:
