@@ -31,6 +31,7 @@ from agentq.domain.outcomes import Recorded as Recorded
 from agentq.domain.outcomes import Retried as Retried
 from agentq.domain.outcomes import Stopped as Stopped
 from agentq.domain.outcomes import Turn as Turn
+from agentq.domain.probes import ProbeVerdict
 
 # --- A step, from message to settle ---------------------------------------------------------------------------------
 
@@ -73,11 +74,13 @@ class Loaded:
     """An attempt that may run: the step, its run, for a model turn the results so far, and a fence that stands.
 
     `handed_back_seconds` is how long ago the step was first handed back for want of its agent or tool,
-    `throttled_seconds` how long ago a rate limit or an open circuit first held it up; None: never.
+    `throttled_seconds` how long ago a rate limit or an open circuit first held it up; None: never. `loaded_at` is the
+    database's time of this reading: whoever looks at the world after it, looked later than that.
     """
 
     run: RunHead
     step: Step
+    loaded_at: datetime
     history: tuple[HistoryItem, ...] = ()
     fence: Fence | None = None
     handed_back_seconds: float | None = None
@@ -96,6 +99,7 @@ class FenceRequest:
     deadline_seconds: float
     settles_within_seconds: float | None
     is_callable: bool = True
+    has_probe: bool = False
 
 
 class FenceVerdict(StrEnum):
@@ -110,6 +114,7 @@ class Settlement:
 
     `owner` makes it idempotent: the same settlement sent again is answered ALREADY.
     `with_events=False` gives up the audit events (counted on the run): only for what only reads.
+    `probe` is set when the change follows from what a probe said of the call under that fence.
     """
 
     ref: StepRef
@@ -118,6 +123,35 @@ class Settlement:
     change: Recorded | Retried | Stopped
     fence_id: str | None = None
     with_events: bool = True
+    probe: "ProbeWord | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeWord:
+    """What a probe said, and a moment before it looked (database time)."""
+
+    verdict: ProbeVerdict
+    looked_at: datetime
+
+    def is_early_for(self, fence: Fence) -> bool:
+        """True: a look then doesn't tell whether a call that left no trace may still take effect."""
+        return fence.settled_at is None or self.looked_at <= fence.settled_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextProbe:
+    """Ask the probe of the call under that fence again: `wait_seconds` from now, and with `waits_for_fence` not before
+    "did not happen" would count. `verdict` is what it said now. `failure_class` and `error`: how the call failed,
+    from whoever made it."""
+
+    ref: StepRef
+    fence_id: str
+    owner: str
+    verdict: ProbeVerdict
+    wait_seconds: float
+    waits_for_fence: bool
+    failure_class: FailureClass | None = None
+    error: str | None = None
 
 
 class Verdict(StrEnum):
@@ -127,7 +161,7 @@ class Verdict(StrEnum):
     AGREED = "agreed"  # A result is recorded that says the same; noted.
     CONTRADICTED = "contradicted"  # ... that says otherwise; recorded and raised.
     MOVED_ON = "moved_on"  # Nothing was changed, nothing is lost: somebody else has the step, or the run ended.
-    REFUSED = "refused"  # A requeue over a plain write's fence without a decision.
+    REFUSED = "refused"  # A requeue over a plain write's fence without a decision, or after a look that was too early.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +196,11 @@ class StepStore(Protocol):
 
     def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
         """Make the attempt available again later at no charge: it couldn't be started here. False: it moved on."""
+        ...
+
+    def ask_again(self, request: NextProbe) -> bool:
+        """Make the step due again later, to be delivered as a question to its tool's probe. False: that fence doesn't
+        stand over it any more."""
         ...
 
     def settle(self, settlement: Settlement) -> Settled:
@@ -299,6 +338,11 @@ class KeeperStore(Protocol):
         """Those that are still available at that attempt, marked as dispatched now, once more."""
         ...
 
+    def ask_probe(self, ref: StepRef, fence_id: str) -> Wakeup | None:
+        """Count one more question to the probe of the call under that fence, and mark the step as dispatched: its next
+        delivery asks. None: the attempt or the fence is another one."""
+        ...
+
     def runs_without_open_step(self, limit: int) -> list[str]:
         """Active runs that have no available step."""
         ...
@@ -420,6 +464,11 @@ class Leases(Protocol):
         ...
 
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey: ...
+
+    def unmark(self, ref: StepRef) -> bool:
+        """Let this attempt start again: take off its mark, if it has one and nobody holds the lease. Only under a
+        standing fence, where no delivery makes a call. False: it is held, or another attempt was started."""
+        ...
 
     def bury(self, ref: StepRef, process: str) -> bool:
         """Drop the lease if its owner is of that dead process (a prefix of the owner); its mark stays."""

@@ -61,6 +61,14 @@ class MemoryLeases:
                 views=tuple(_view(self._held.get(_key(ref)), now) for ref in refs),
             )
 
+    def unmark(self, ref: StepRef) -> bool:
+        with self._lock:
+            held = self._held.get(_key(ref))
+            if held and (held.held_until > self._elapsed_seconds() or held.attempt != ref.attempt):
+                return False
+            self._held.pop(_key(ref), None)
+            return True
+
     def bury(self, ref: StepRef, process: str) -> bool:
         with self._lock:
             held = self._held.get(_key(ref))

@@ -17,6 +17,7 @@ from agentq.ports import (
     LeaseSurvey,
     LeaseView,
     Loaded,
+    NextProbe,
     Settled,
     Settlement,
     StepStore,
@@ -174,6 +175,9 @@ class ScriptedSteps:
     def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
         return self.script.play(self._real.hand_back, ref, due_in_seconds=due_in_seconds, why=why)
 
+    def ask_again(self, request: NextProbe) -> bool:
+        return self.script.play(self._real.ask_again, request)
+
     def settle(self, settlement: Settlement) -> Settled:
         self.settlements.append(settlement)
         return self.script.play(self._real.settle, settlement)
@@ -205,6 +209,9 @@ class ScriptedLeases:
 
     def bury(self, ref: StepRef, process: str) -> bool:
         return self.script.play(self._real.bury, ref, process)
+
+    def unmark(self, ref: StepRef) -> bool:
+        return self.script.play(self._real.unmark, ref)
 
     def view(self, ref: StepRef) -> LeaseView:
         """What anybody would see of that step now."""

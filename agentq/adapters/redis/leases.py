@@ -15,7 +15,7 @@ MARK_SECONDS = 24 * 3600  # Longer than a broker delivers a dead worker's messag
 SURVEY_MAX = 1000  # Keys of one call: the script holds the server for a moment, and Lua's stack is finite.
 
 _acquire, _renew, _release, _bury = Script("acquire"), Script("renew"), Script("release"), Script("bury")
-_survey, _claim = Script("survey"), Script("claim")
+_survey, _claim, _unmark = Script("survey"), Script("claim"), Script("unmark")
 
 
 class RedisLeases:
@@ -78,6 +78,9 @@ class RedisLeases:
             is_trustworthy = is_trustworthy and int(now) - int(since) > self._lease_seconds * 1000
             views.extend(_view(value, int(now)) for value in found)
         return LeaseSurvey(is_trustworthy=is_trustworthy, views=tuple(views))
+
+    def unmark(self, ref: StepRef) -> bool:
+        return bool(_unmark(self._client, [self._key_of(ref)], ref.attempt))
 
     def bury(self, ref: StepRef, process: str) -> bool:
         return bool(_bury(self._client, [self._key_of(ref)], process))

@@ -41,6 +41,7 @@ class EventKind(StrEnum):
     STEP_SETTLED = "step.settled"
     STEP_REQUEUED = "step.requeued"
     STEP_HANDED_BACK = "step.handed_back"
+    PROBE_ANSWERED = "probe.answered"
     OUTCOME_LATE = "outcome.late"
     OUTCOME_AGREED = "outcome.agreed"
     OUTCOME_CONTRADICTED = "outcome.contradicted"

@@ -21,6 +21,7 @@ def _call(function: str, *types: str) -> str:
 _FENCE = "SELECT " + _call(
     "agentq_fence_1",
     *("text", "integer", "integer", "text", "text", "text", "text", "double precision", "double precision", "boolean"),
+    "boolean",
     "text",
 )
 _SETTLE = "SELECT o_status, o_agent, o_first_number, o_opened FROM " + _call(
@@ -43,6 +44,7 @@ def fence_by_function(connection: Any, request: FenceRequest) -> FenceVerdict:
         float(request.deadline_seconds),
         None if request.settles_within_seconds is None else float(request.settles_within_seconds),
         request.is_callable,
+        request.has_probe,
         encode(fence_data(request)),
     )
     return FenceVerdict(connection.execute(_FENCE, arguments).fetchone()[0])

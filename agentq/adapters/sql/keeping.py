@@ -12,6 +12,7 @@ from agentq.adapters.sql.engine import Database, now_plus, seconds_since
 from agentq.adapters.sql.locking import is_one_of, lock_runs_of
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import DUE_FIRST, DUE_NEXT, IN_FLIGHT, agents, runs, steps
+from agentq.adapters.sql.settling import is_up
 from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetterReason, Fence, RunMode, RunStatus, StepRef, StepState
@@ -167,6 +168,19 @@ class SqlKeeperStore:
             )
             found = _refs(connection.execute(marked).mappings())
         return [ref for ref in refs if ref in found]
+
+    def ask_probe(self, ref: StepRef, fence_id: str) -> Wakeup | None:
+        with self._database.locked(ref.run_id) as (connection, row):
+            if row is None or row.pending_effect_id != fence_id or not row.pending_effect_has_probe:
+                return None
+            change = Change(connection, row, actor=KEEPER)
+            step = change.step(ref.number)
+            if step is None or not is_up(change, step, ref):
+                return None
+            change.change_step(ref.number, due_at=change.now, dispatched_at=change.now, republished=0)
+            change.set(pending_effect_probes=row.pending_effect_probes + 1)
+            change.write()
+            return wakeup_from({**step, "agent": row.agent})
 
     def runs_without_open_step(self, limit: int) -> list[str]:
         """Of queued runs only the oldest are looked at: they have a step from the start, and there may be millions."""

@@ -1,6 +1,7 @@
 """A late outcome is never dropped: what becomes of a write's outcome whose settle no longer fits."""
 
 import json
+from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, select
 
@@ -9,7 +10,14 @@ from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.schema import events
 from agentq.domain.model import Decision, StepState
 from agentq.domain.outcomes import Answer, Join, Recorded, Turn
+from agentq.domain.probes import ProbeVerdict
 from agentq.ports import Settled, Settlement, Verdict, Wakeup
+
+PROBE = "probe"  # Who ruled.
+_DECISIONS = {
+    ProbeVerdict.HAPPENED: Decision.HAPPENED,
+    ProbeVerdict.DID_NOT_HAPPEN: Decision.DID_NOT_HAPPEN,
+}
 
 _noted = select(events.c.kind).where(
     events.c.run_id == bindparam("run_id"),
@@ -36,7 +44,7 @@ def settle_late(change: Change, step: RowMapping, settlement: Settlement, record
     return _record(change, step, settlement, recorded)
 
 
-def record_result(change: Change, number: int, owner: str, recorded: Recorded) -> None:
+def record_result(change: Change, number: int, settlement: Settlement, recorded: Recorded) -> None:
     """The step is completed with that result."""
     change.change_step(
         number,
@@ -46,9 +54,18 @@ def record_result(change: Change, number: int, owner: str, recorded: Recorded) -
         input_tokens=recorded.usage.input_tokens,
         output_tokens=recorded.usage.output_tokens,
         may_have_happened=False,
-        settled_by=clean_text(owner),
+        settled_by=clean_text(settlement.owner),
         finished_at=change.now,
+        **ruling_of(settlement, change),
     )
+
+
+def ruling_of(settlement: Settlement, change: Change) -> dict[str, Any]:
+    """A probe's word on the write, as a step keeps it; nothing without one, or when it decided nothing."""
+    decision = None if settlement.probe is None else _DECISIONS.get(settlement.probe.verdict)
+    if decision is None:
+        return {}
+    return {"ruling": decision.value, "ruled_by": PROBE, "ruled_at": change.now}
 
 
 def carry_on(change: Change, recorded: Recorded) -> tuple[Wakeup, ...]:
@@ -73,7 +90,7 @@ def _record(change: Change, step: RowMapping, settlement: Settlement, recorded: 
     change.event(
         EventKind.OUTCOME_LATE, number, settlement.ref.attempt, fence=settlement.fence_id, is_error=recorded.is_error
     )
-    record_result(change, number, settlement.owner, recorded)
+    record_result(change, number, settlement, recorded)
     if change.run["pending_effect_id"] == settlement.fence_id:
         change.set(**NO_FENCE)
     if was_ruled_out:
@@ -105,6 +122,12 @@ def _carry_on_late(change: Change, step: RowMapping, recorded: Recorded, *, is_r
 
 
 def _agrees(step: RowMapping, settlement: Settlement, recorded: Recorded) -> bool:
+    if settlement.probe is not None:
+        # Who was asked says that the call of this attempt happened, as its result does.
+        return bool(step["attempt"] == settlement.ref.attempt) and not step["is_error"]
+    if step["ruling"] == Decision.HAPPENED and step["ruled_by"] == PROBE:
+        # A probe may say it in other words than the tool.
+        return not recorded.is_error
     is_same = bool(step["is_error"]) == recorded.is_error and json.loads(step["result"]) == json.loads(
         encode(recorded.result)
     )

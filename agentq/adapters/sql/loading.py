@@ -72,6 +72,7 @@ class AttemptReader:
                 metadata=_metadata(row["metadata"]),
             ),
             step=_loaded_step(ref, row),
+            loaded_at=cast(datetime, _time(row["loaded_at"])),
             history=tuple(
                 [HistoryItem(kind=_KINDS[kind], call_id=call_id, result=text) for kind, call_id, text in past]
             ),
@@ -93,6 +94,7 @@ def _head_statement() -> Select[Any]:
             *_RUN_COLUMNS,
             seconds_since(steps.c.handed_back_since).label("handed_back_seconds"),
             seconds_since(steps.c.throttled_since).label("throttled_seconds"),
+            now_plus(literal_column("0")).label("loaded_at"),
         )
         .join_from(steps, runs, runs.c.id == steps.c.run_id)
         .where(

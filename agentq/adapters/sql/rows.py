@@ -61,6 +61,7 @@ def fence_from(row: Named) -> Fence | None:
     """The fence in a row that holds the `pending_effect` columns of `runs`; None when none stands."""
     if row["pending_effect_id"] is None:
         return None
+    failure_class = row["pending_effect_failure_class"]
     return Fence(
         id=row["pending_effect_id"],
         number=row["pending_effect_number"],
@@ -72,6 +73,10 @@ def fence_from(row: Named) -> Fence | None:
         deadline_at=row["pending_effect_deadline_at"],
         settles_within_seconds=row["pending_effect_settles_within_seconds"],
         is_callable=bool(row["pending_effect_is_callable"]),
+        has_probe=bool(row["pending_effect_has_probe"]),
+        probes=row["pending_effect_probes"] or 0,
+        failure_class=None if failure_class is None else FailureClass(failure_class),
+        error=row["pending_effect_error"],
     )
 
 

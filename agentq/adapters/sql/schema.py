@@ -116,6 +116,10 @@ runs = Table(
     Column("pending_effect_deadline_at", UtcDateTime),
     Column("pending_effect_settles_within_seconds", Double),
     Column("pending_effect_is_callable", Boolean),
+    Column("pending_effect_has_probe", Boolean),
+    Column("pending_effect_probes", Integer),
+    Column("pending_effect_failure_class", Text),  # How the call failed, if whoever made it lived to see that.
+    Column("pending_effect_error", Text),
     postgresql_with={"fillfactor": 70},
 )
 Index(

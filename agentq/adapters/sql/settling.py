@@ -8,12 +8,13 @@ from sqlalchemy import RowMapping, bindparam, select
 
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind, leaves_doubt
 from agentq.adapters.sql.codec import clean_text
-from agentq.adapters.sql.late import carry_on, record_result, settle_late
+from agentq.adapters.sql.late import carry_on, record_result, ruling_of, settle_late
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import steps
 from agentq.domain.effects import ToolEffect
 from agentq.domain.model import Charge, StepRef, StepState
 from agentq.domain.outcomes import Recorded, Retried, Stopped
+from agentq.domain.probes import ProbeVerdict
 from agentq.ports import FenceRequest, Settled, Settlement, Verdict, Wakeup
 
 _OPENED_AT = select(steps).where(
@@ -32,12 +33,16 @@ def settle_under_lock(change: Change, settlement: Settlement) -> Settled:
     if _is_settled_by(owner, step, ref):
         return Settled(verdict=Verdict.ALREADY, wakeups=_opened_by(change, step), run_status=change.status)
     fits = is_up(change, step, ref) and fence_of(change, ref.number) == settlement.fence_id
+    is_ruled_out = settlement.probe is not None and settlement.probe.verdict is ProbeVerdict.DID_NOT_HAPPEN
+    if fits and is_ruled_out and _looked_too_early(change, settlement):
+        return Settled(verdict=Verdict.REFUSED, run_status=change.status)
+    _note_probe(change, settlement)
     match settlement.change:
         case Recorded() as recorded if fits:
             return _record(change, settlement, recorded)
         case Recorded() as recorded if settlement.effect.is_write and settlement.fence_id is not None:
             return settle_late(change, step, settlement, recorded)
-        case Retried() if is_up(change, step, ref) and _forbids_requeue(change, ref.number):
+        case Retried() if is_up(change, step, ref) and _forbids_requeue(change, ref.number) and not is_ruled_out:
             return Settled(verdict=Verdict.REFUSED, run_status=change.status)
         case Retried() as retried if fits:
             return _requeue(change, step, settlement, retried)
@@ -60,7 +65,7 @@ def fence_of(change: Change, number: int) -> str | None:
 
 def _record(change: Change, settlement: Settlement, recorded: Recorded) -> Settled:
     number, attempt = settlement.ref.number, settlement.ref.attempt
-    record_result(change, number, settlement.owner, recorded)
+    record_result(change, number, settlement, recorded)
     if settlement.fence_id is not None:
         change.set(**NO_FENCE)
     change.event(EventKind.STEP_SETTLED, number, attempt, **settled_data(settlement, recorded))
@@ -72,7 +77,7 @@ def _record(change: Change, settlement: Settlement, recorded: Recorded) -> Settl
 def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: Retried) -> Settled:
     number, attempt = settlement.ref.number, settlement.ref.attempt
     due_at = change.now + timedelta(seconds=retried.due_in_seconds)
-    fence = None if settlement.fence_id is None else fence_from(cast(RowMapping, change.run))
+    fence = None if settlement.fence_id is None else fence_from(change.run)
     if retried.waits_for_fence and fence is not None:
         due_at = max(due_at, fence.deadline_at + timedelta(seconds=fence.settles_within_seconds or 0))
     is_due = due_at <= change.now
@@ -82,12 +87,13 @@ def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: 
         "dispatched_at": change.now if is_due else None,
         "republished": 0,
         "handed_back_since": None,
-        "is_isolated": retried.is_isolated,
+        "is_isolated": bool(step["is_isolated"]) or retried.is_isolated,  # A suspect stays one.
         "settled_by": clean_text(settlement.owner),
         **_charged(retried.charge, step, change),
+        **ruling_of(settlement, change),
     }
     if fence is not None:
-        values["may_have_happened"] = step["may_have_happened"] or leaves_doubt(change.run)
+        values["may_have_happened"] = _is_in_doubt(step, settlement, change)
         change.set(**NO_FENCE)
     change.change_step(number, **values)
     change.event(
@@ -126,13 +132,14 @@ def _stop(change: Change, step: RowMapping, settlement: Settlement, stopped: Sto
     number, attempt = settlement.ref.number, settlement.ref.attempt
     is_unknown = stopped.outcome_unknown and settlement.fence_id is not None
     is_cancelled = bool(change.run["cancel_requested"]) and not is_unknown
-    has_doubt = settlement.fence_id is not None and not is_unknown and leaves_doubt(change.run)
+    ends_fence = settlement.fence_id is not None and not is_unknown
     change.change_step(
         number,
         state=StepState.CLOSED.value if is_cancelled else StepState.DEAD_LETTERED.value,
         settled_by=clean_text(settlement.owner),
         finished_at=change.now,
-        may_have_happened=bool(step["may_have_happened"]) or has_doubt,
+        may_have_happened=_is_in_doubt(step, settlement, change) if ends_fence else bool(step["may_have_happened"]),
+        **({} if is_unknown else ruling_of(settlement, change)),
     )
     if is_cancelled:
         change.cancel()
@@ -140,6 +147,27 @@ def _stop(change: Change, step: RowMapping, settlement: Settlement, stopped: Sto
         change.stop(number, attempt, replace(stopped, outcome_unknown=is_unknown))
     change.write()
     return Settled(verdict=Verdict.APPLIED, run_status=change.status)
+
+
+def _note_probe(change: Change, settlement: Settlement) -> None:
+    """Stored with the change that follows from it."""
+    if settlement.probe is not None:
+        number, attempt, answer = settlement.ref.number, settlement.ref.attempt, settlement.probe.verdict.value
+        change.event(EventKind.PROBE_ANSWERED, number, attempt, fence=settlement.fence_id, answer=answer)
+
+
+def _looked_too_early(change: Change, settlement: Settlement) -> bool:
+    """Nothing was seen, but what was looked for may have come after the look."""
+    fence = fence_from(change.run)
+    is_known = not (isinstance(settlement.change, Stopped) and settlement.change.outcome_unknown)
+    return is_known and fence is not None and settlement.probe is not None and settlement.probe.is_early_for(fence)
+
+
+def _is_in_doubt(step: RowMapping, settlement: Settlement, change: Change) -> bool:
+    """A keyed write may have happened, in this attempt or in an earlier one: its key makes them one."""
+    if ruling_of(settlement, change):
+        return False
+    return bool(step["may_have_happened"]) or leaves_doubt(change.run)
 
 
 def _forbids_requeue(change: Change, number: int) -> bool:

@@ -13,11 +13,14 @@ from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.functions import fence_by_function, settle_by_function
 from agentq.adapters.sql.loading import AttemptReader
+from agentq.adapters.sql.rows import fence_from
 from agentq.adapters.sql.schema import runs
 from agentq.adapters.sql.settling import fence_data, fence_of, is_up, settle_under_lock
 from agentq.domain.model import Decision, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Recorded
-from agentq.ports import FenceRequest, FenceVerdict, Loaded, Settled, Settlement, Verdict
+from agentq.ports import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, Verdict
+
+JUST_AFTER = timedelta(milliseconds=50)  # A moment that is later than another, to any clock.
 
 _STANDING = select(runs.c.status, runs.c.cancel_requested).where(runs.c.id == bindparam("run_id"))
 
@@ -42,7 +45,7 @@ class SqlStepStore:
             return fence_by_function(connection, request)
 
     def settle(self, settlement: Settlement) -> Settled:
-        if self._has_functions and isinstance(settlement.change, Recorded):
+        if self._has_functions and isinstance(settlement.change, Recorded) and settlement.probe is None:
             with self._database.raw() as connection:
                 settled = settle_by_function(connection, settlement, settlement.change)
             if settled is not None:
@@ -88,6 +91,36 @@ class SqlStepStore:
             change.write()
             return True
 
+    def ask_again(self, request: NextProbe) -> bool:
+        """Sent again after a lost reply, it counts one question more."""
+        ref = request.ref
+        with self._database.locked(ref.run_id) as (connection, row):
+            if row is None:
+                return False
+            change = Change(connection, row, actor=request.owner)
+            step = change.step(ref.number)
+            fence = fence_from(change.run)
+            if step is None or fence is None or not is_up(change, step, ref) or fence.id != request.fence_id:
+                return False
+            due_at = change.now + timedelta(seconds=request.wait_seconds)
+            if request.waits_for_fence:
+                due_at = max(due_at, (fence.settled_at or fence.deadline_at) + JUST_AFTER)
+            change.change_step(ref.number, due_at=due_at, dispatched_at=None, republished=0)
+            change.set(pending_effect_probes=fence.probes + 1)
+            if request.error is not None and fence.error is None:
+                failure_class = request.failure_class and request.failure_class.value
+                change.set(pending_effect_failure_class=failure_class, pending_effect_error=clean_text(request.error))
+            change.event(
+                EventKind.PROBE_ANSWERED,
+                ref.number,
+                ref.attempt,
+                fence=fence.id,
+                answer=request.verdict.value,
+                asked_again_in_seconds=round((due_at - change.now).total_seconds(), 3),
+            )
+            change.write()
+            return True
+
     def beat(self, ref: StepRef) -> bool:
         with self._database.reading() as connection:
             row = connection.execute(_STANDING, {"run_id": ref.run_id}).one_or_none()
@@ -125,6 +158,8 @@ class SqlStepStore:
                 pending_effect_deadline_at=change.now + timedelta(seconds=request.deadline_seconds),
                 pending_effect_settles_within_seconds=request.settles_within_seconds,
                 pending_effect_is_callable=request.is_callable,
+                pending_effect_has_probe=request.has_probe,
+                pending_effect_probes=0,
             )
             change.event(EventKind.FENCE_STAMPED, ref.number, ref.attempt, **fence_data(request))
             change.write()

@@ -78,6 +78,10 @@ def upgrade() -> None:
         sa.Column("pending_effect_deadline_at", UtcDateTime()),
         sa.Column("pending_effect_settles_within_seconds", sa.Double()),
         sa.Column("pending_effect_is_callable", sa.Boolean()),
+        sa.Column("pending_effect_has_probe", sa.Boolean()),
+        sa.Column("pending_effect_probes", sa.Integer()),
+        sa.Column("pending_effect_failure_class", sa.Text()),
+        sa.Column("pending_effect_error", sa.Text()),
         sa.PrimaryKeyConstraint("id", name=op.f("runs_pkey")),
         postgresql_with={"fillfactor": 70},
     )

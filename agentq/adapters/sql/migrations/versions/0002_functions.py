@@ -15,7 +15,8 @@ depends_on = None
 FENCE = """
 CREATE FUNCTION agentq_fence_1(
     p_run_id text, p_number integer, p_attempt integer, p_id text, p_owner text, p_tool text, p_effect text,
-    p_deadline_seconds double precision, p_settles_within_seconds double precision, p_is_callable boolean, p_event text
+    p_deadline_seconds double precision, p_settles_within_seconds double precision, p_is_callable boolean,
+    p_has_probe boolean, p_event text
 ) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     r record;
@@ -55,7 +56,9 @@ BEGIN
         pending_effect_stamped_at = v_now,
         pending_effect_deadline_at = v_now + make_interval(secs => p_deadline_seconds),
         pending_effect_settles_within_seconds = p_settles_within_seconds,
-        pending_effect_is_callable = p_is_callable
+        pending_effect_is_callable = p_is_callable,
+        pending_effect_has_probe = p_has_probe,
+        pending_effect_probes = 0
     WHERE id = p_run_id;
     RETURN 'stamped';
 END
@@ -175,7 +178,11 @@ BEGIN
         pending_effect_stamped_at = NULL,
         pending_effect_deadline_at = NULL,
         pending_effect_settles_within_seconds = NULL,
-        pending_effect_is_callable = NULL
+        pending_effect_is_callable = NULL,
+        pending_effect_has_probe = NULL,
+        pending_effect_probes = NULL,
+        pending_effect_failure_class = NULL,
+        pending_effect_error = NULL
     WHERE id = p_run_id;
     o_status := v_status;
     o_agent := r.agent;
