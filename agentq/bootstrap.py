@@ -227,6 +227,7 @@ class Wiring:
                 leases=self.leases,
                 dispatcher=self.dispatcher,
                 policy=self._policy(FailureClassifier()),  # It judges deaths, and imports no user code.
+                probes_max=self.settings.probes_max,
             ),
             keeping=self.keeping,
             runs=self.runs,
@@ -257,6 +258,8 @@ class Wiring:
                 hand_back_seconds=self.settings.hand_back_seconds,
                 result_bytes_max=self.settings.result_bytes_max,
                 turns_max=self.settings.turns_max,
+                probe_deadline_seconds=self.settings.probe_deadline_seconds,
+                probes_max=self.settings.probes_max,
             ),
             new_owner=_new_owner,
             dispatcher=dispatcher,

@@ -50,6 +50,12 @@ class Settings:
     operation_deadline_seconds: float = 30.0
     """By when the call of a writing tool has ended, or its process; a tool may declare its own."""
 
+    probe_deadline_seconds: float = 10.0
+    """How long a tool's probe may take: it looks something up. One that hangs is ended with its process."""
+
+    probes_max: int = 8
+    """How often a write's probe is asked before a person is: with waits that double, for some minutes."""
+
     model_timeout_seconds: float = 120.0
     """How long one model turn may take: long answers of slow models take a minute."""
 

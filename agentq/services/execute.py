@@ -18,8 +18,9 @@ from agentq.domain.errors import (
 )
 from agentq.domain.failures import AuditPersistenceFailedException, FailureClass
 from agentq.domain.loop import assistant_message, conversation, steps_for
-from agentq.domain.model import DeadLetterReason, Json, ModelReply, RunStatus, StepKind, StepRef
+from agentq.domain.model import DeadLetterReason, Fence, Json, ModelReply, RunMode, RunStatus, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
+from agentq.domain.probes import PROBES_MAX, ProbeReport, ProbeVerdict
 from agentq.domain.retry import RetryPolicy, describe
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext, ToolError
 from agentq.ports import (
@@ -29,6 +30,8 @@ from agentq.ports import (
     FenceRequest,
     FenceVerdict,
     Loaded,
+    NextProbe,
+    ProbeWord,
     Settled,
     Settlement,
     StepStore,
@@ -36,12 +39,14 @@ from agentq.ports import (
     Wakeup,
 )
 from agentq.services.heartbeat import Heartbeat, Lease
+from agentq.services.probe import AskAgain, Prober
 from agentq.services.record import StepRecorder, not_kept
 
 logger = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.5
+PROBE_AGAIN_SECONDS = 2.0
 
 
 class Models(Protocol):
@@ -59,6 +64,8 @@ class Limits:
     hand_back_seconds: float
     result_bytes_max: int
     turns_max: int
+    probe_deadline_seconds: float = 10.0
+    probes_max: int = PROBES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,14 @@ class StepExecutor:
         self._limits = limits
         self._new_owner = new_owner
         self._dispatcher = dispatcher
+        self._prober = Prober(
+            store=store,
+            policy=policy,
+            clock=clock,
+            call_limit=call_limit,
+            deadline_seconds=limits.probe_deadline_seconds,
+            probes_max=limits.probes_max,
+        )
 
     def execute(self, ref: StepRef) -> Executed:
         """Execute one attempt. Safe to call any number of times: who comes too late or too often leaves quietly."""
@@ -129,11 +144,13 @@ class StepExecutor:
                 if lease is None:
                     return NOTHING  # Somebody is at it; if not, the keeper will find it.
                 loaded = self._store.load(ref)
-                if loaded is None or loaded.fence is not None:
-                    return NOTHING  # Finished, cancelled, a newer attempt; or a write that the keeper must judge.
+                if loaded is None:
+                    return NOTHING  # Finished, cancelled, or a newer attempt.
+                if loaded.fence is not None:
+                    return self._probe(loaded, loaded.fence, lease)
                 return self._execute(loaded, lease)
         except (LeasesUnavailableError, StoreUnavailableError) as error:
-            # Nothing was called: the step stays available, and the keeper publishes it again.
+            # No call was made here: the step stays available, and the keeper publishes it again.
             logger.warning("left run=%s step=%s attempt=%s: %s", ref.run_id, ref.number, ref.attempt, error)
             return NOTHING
 
@@ -212,6 +229,8 @@ class StepExecutor:
         if change is None:
             self._take_back(attempt.ref, request)
             return NOTHING
+        if tool.has_probe and isinstance(change, Stopped) and change.outcome_unknown:
+            return self._probe_failed_call(attempt, tool, change)
         return self._settle(attempt, change)
 
     def _perform_in_time(self, attempt: _Attempt, tool: Tool, ends_at: float) -> Recorded | Retried | Stopped | None:
@@ -239,6 +258,7 @@ class StepExecutor:
             deadline_seconds=deadline_seconds,
             settles_within_seconds=tool.settles_within_seconds if tool else None,
             is_callable=tool is not None,
+            has_probe=tool is not None and tool.has_probe,
         )
 
     def _fence(self, request: FenceRequest) -> bool:
@@ -272,7 +292,7 @@ class StepExecutor:
     def _perform(self, attempt: _Attempt, tool: Tool, ends_at: float) -> Recorded | Retried | Stopped:
         arguments: Any = attempt.loaded.step.arguments  # An object: checked before.
         try:
-            result = tool.call(self._context(attempt, ends_at), arguments)
+            result = tool.call(self._context(attempt.loaded, attempt.lease, ends_at), arguments)
         except ResultNotJsonError as error:
             return not_kept(Recorded(result=None, then=Join()), str(error), is_write=attempt.effect.is_write)
         except (Exception, SystemExit) as error:
@@ -310,8 +330,8 @@ class StepExecutor:
             chance=self._clock.random(),
         )
 
-    def _context(self, attempt: _Attempt, ends_at: float) -> ToolContext:
-        step, run = attempt.loaded.step, attempt.loaded.run
+    def _context(self, loaded: Loaded, lease: Lease, ends_at: float) -> ToolContext:
+        step, run = loaded.step, loaded.run
         return ToolContext(
             run_id=run.id,
             step=step.number,
@@ -319,20 +339,98 @@ class StepExecutor:
             attempts_left=self._policy.attempts_left(step.tries),
             idempotency_key=idempotency_key(run.id, step.number, step.call_id),
             seconds_left=lambda: ends_at - self._clock.elapsed_seconds(),
-            cancel_requested=lambda: attempt.lease.is_cancel_requested,
+            cancel_requested=lambda: lease.is_cancel_requested,
             metadata=run.metadata,
         )
 
     def _deadline_seconds(self, tool: Tool) -> float:
         return tool.deadline_seconds or self._limits.operation_deadline_seconds
 
+    # --- a write whose outcome is unknown
+
+    def _probe(self, loaded: Loaded, fence: Fence, lease: Lease) -> Executed:
+        """A write may be in flight: this delivery makes no call, it asks the tool's probe what became of that one."""
+        step, agent = loaded.step, self._registry.agent(loaded.run.agent)
+        if (fence.number, fence.attempt) != (step.number, step.attempt) or not fence.has_probe:
+            return NOTHING  # For the keeper to judge.
+        tool = agent.tool(step.tool or "") if agent else None
+        report = self._prober.ask(tool, step, lambda ends_at: self._context(loaded, lease, ends_at))
+        if report.verdict is ProbeVerdict.HAPPENED:
+            return self._settle_probed(loaded, fence, lease.owner, report, self._happened(report, fence.effect))
+        change = self._prober.after(report, fence, loaded)
+        if not isinstance(change, AskAgain):
+            return self._settle_probed(loaded, fence, lease.owner, report, change)
+        self._prober.ask_again(
+            NextProbe(
+                ref=step.ref,
+                fence_id=fence.id,
+                owner=lease.owner,
+                verdict=report.verdict,
+                wait_seconds=change.wait_seconds,
+                waits_for_fence=change.waits_for_fence,
+            )
+        )
+        return NOTHING
+
+    def _probe_failed_call(self, attempt: _Attempt, tool: Tool, stopped: Stopped) -> Executed:
+        """The call raised, so its outcome is unknown: asked at once, and if that decides nothing again later, where
+        somebody takes the step up later."""
+        loaded, lease = attempt.loaded, attempt.lease
+        report = self._prober.ask(tool, loaded.step, lambda ends_at: self._context(loaded, lease, ends_at))
+        if report.verdict is ProbeVerdict.HAPPENED:
+            change: Recorded | Stopped = self._happened(report, attempt.effect)
+        elif loaded.run.mode is RunMode.INTERACTIVE or not _may_change(report):
+            change = stopped
+        else:
+            assert attempt.fence_id is not None
+            self._prober.ask_again(
+                NextProbe(
+                    ref=attempt.ref,
+                    fence_id=attempt.fence_id,
+                    owner=lease.owner,
+                    verdict=report.verdict,
+                    wait_seconds=PROBE_AGAIN_SECONDS,
+                    waits_for_fence=False,
+                    failure_class=stopped.failure_class,
+                    error=stopped.error,
+                )
+            )
+            return NOTHING
+        word = ProbeWord(verdict=report.verdict, looked_at=loaded.loaded_at)
+        return self._settle(attempt, change, probe=word)
+
+    def _happened(self, report: ProbeReport, effect: ToolEffect) -> Recorded:
+        if report.error is not None:
+            return not_kept(Recorded(result=None, then=Join()), report.error, is_write=effect.is_write)
+        return self._kept(report.result, effect)
+
+    def _settle_probed(
+        self, loaded: Loaded, fence: Fence, owner: str, report: ProbeReport, change: Recorded | Retried | Stopped
+    ) -> Executed:
+        settlement = Settlement(
+            ref=loaded.step.ref,
+            owner=owner,
+            effect=fence.effect,
+            change=change,
+            fence_id=fence.id,
+            probe=ProbeWord(verdict=report.verdict, looked_at=loaded.loaded_at),
+        )
+        recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
+        if recorder.record_step(settlement):
+            return self._wake(loaded, recorder.answer, change)
+        # The fence stands, and the world can be asked again.
+        logger.error("couldn't record what the probe said run=%s: %s", loaded.run.id, recorder.error)
+        return NOTHING
+
     # --- the end of an attempt
 
-    def _settle(self, attempt: _Attempt, change: Recorded | Retried | Stopped) -> Executed:
+    def _settle(
+        self, attempt: _Attempt, change: Recorded | Retried | Stopped, *, probe: ProbeWord | None = None
+    ) -> Executed:
         recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
-        settlement = _settlement(attempt, change)
+        settlement = replace(_settlement(attempt, change), probe=probe)
         if recorder.record_step(settlement, still_useful=lambda: not attempt.lease.is_lost):
-            return self._wake(attempt, recorder.answer, change)
+            return self._wake(attempt.loaded, recorder.answer, change)
         assert recorder.error is not None
         if attempt.may_have_written or not isinstance(recorder.error, StoreUnavailableError):
             return self._stop_unrecorded(attempt, recorder.error)
@@ -352,24 +450,24 @@ class StepExecutor:
         change = self._after_failure(attempt, failure)
         recorder = StepRecorder(self._store, self._clock, patience_seconds=0)
         if recorder.record_step(replace(_settlement(attempt, change), with_events=False)):
-            return self._wake(attempt, recorder.answer, change)
+            return self._wake(attempt.loaded, recorder.answer, change)
         if attempt.may_have_written and isinstance(change, Stopped):
             return Executed(stopped=change, agent=attempt.agent.name)  # The fence stands: the keeper will judge it.
         return NOTHING
 
-    def _wake(self, attempt: _Attempt, settled: Settled | None, change: Recorded | Retried | Stopped) -> Executed:
+    def _wake(self, loaded: Loaded, settled: Settled | None, change: Recorded | Retried | Stopped) -> Executed:
         assert settled is not None  # It was recorded.
-        self._log(attempt, settled)
+        self._log(loaded, settled)
         if settled.wakeups and self._dispatcher is not None:
             try:
                 self._dispatcher.publish(settled.wakeups)
             except BrokerUnavailableError as error:
-                logger.warning("couldn't wake the next steps of run=%s: %s", attempt.ref.run_id, error)
+                logger.warning("couldn't wake the next steps of run=%s: %s", loaded.run.id, error)
         has_ended_run = settled.run_status is RunStatus.FAILED and settled.verdict in (Verdict.APPLIED, Verdict.ALREADY)
         return Executed(
             wakeups=settled.wakeups,
             stopped=change if isinstance(change, Stopped) and has_ended_run else None,
-            agent=attempt.agent.name,
+            agent=loaded.run.agent,
         )
 
     def _was_handed_back(self, attempt: _Attempt, name: str) -> bool:
@@ -384,8 +482,8 @@ class StepExecutor:
         logger.error("handed back run=%s step=%s: %s", loaded.run.id, loaded.step.number, why)
         self._store.hand_back(loaded.step.ref, due_in_seconds=HAND_BACK_SECONDS, why=why)
 
-    def _log(self, attempt: _Attempt, settled: Settled) -> None:
-        ref, step = attempt.ref, attempt.loaded.step
+    def _log(self, loaded: Loaded, settled: Settled) -> None:
+        ref, step = loaded.step.ref, loaded.step
         logger.info(
             "settled run=%s step=%s attempt=%s %s verdict=%s run_status=%s",
             ref.run_id,
@@ -409,6 +507,12 @@ def _settlement(attempt: _Attempt, change: Recorded | Retried | Stopped) -> Sett
         effect=attempt.effect,
         change=change,
         fence_id=attempt.fence_id,
+    )
+
+
+def _may_change(report: ProbeReport) -> bool:
+    return report.verdict is not ProbeVerdict.CANT_TELL and (
+        report.verdict is not ProbeVerdict.FAILED or report.is_worth_repeating
     )
 
 

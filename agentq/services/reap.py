@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from agentq.domain.errors import BrokerUnavailableError, LeasesUnavailableError, StoreUnavailableError
-from agentq.domain.failures import FailureClass
-from agentq.domain.model import Charge, DeadLetterReason, StepRef
+from agentq.domain.model import Charge, Fence, StepKind, StepRef
 from agentq.domain.outcomes import Retried, Stopped
+from agentq.domain.probes import PROBES_MAX
 from agentq.domain.retry import RetryPolicy
 from agentq.ports import (
     DeathNote,
@@ -24,6 +24,7 @@ from agentq.ports import (
     Verdict,
     Wakeup,
 )
+from agentq.services.probe import unknown
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class Republish:
     """The step's message is lost, or will be found a duplicate."""
 
 
+class AskProbe:
+    """Whoever made the call is gone: its tool's probe is asked what became of it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Reaper:
     """Judges by what it read; every write checks again, under the run's lock, that attempt and fence are the same."""
@@ -55,6 +60,7 @@ class Reaper:
     leases: Leases
     dispatcher: Dispatcher
     policy: RetryPolicy
+    probes_max: int = PROBES_MAX
 
     def reap(self) -> Reaped:
         """One pass over everything in flight and every run that stands still."""
@@ -92,8 +98,18 @@ class Reaper:
         requeued = stopped = 0
         wakeups: list[Wakeup] = []
         for step, view in judged:
-            change = judge(step, view, self.policy, is_drained=is_drained, dead_process=dead_process)
+            change = judge(
+                step,
+                view,
+                self.policy,
+                is_drained=is_drained,
+                dead_process=dead_process,
+                probes_max=self.probes_max,
+            )
             if change is None:
+                continue
+            if isinstance(change, AskProbe):
+                wakeups.extend(self._ask_probe(step))
                 continue
             if isinstance(change, Republish):
                 lost.append(step)
@@ -108,6 +124,17 @@ class Reaper:
         if wakeups or still_lost:
             self.dispatcher.publish([*wakeups, *still_lost])
         return Reaped(republished=len(still_lost), requeued=requeued, stopped=stopped)
+
+    def _ask_probe(self, step: InFlight) -> list[Wakeup]:
+        """Let the attempt start again, as a question: its fence stands, so nobody makes its call."""
+        assert step.fence is not None
+        ref = step.wakeup.ref
+        with _apart(ref.run_id):
+            wakeup = self.keeping.ask_probe(ref, step.fence.id) if self.leases.unmark(ref) else None
+            if wakeup is not None:
+                logger.info("asking the probe of %s run=%s step=%s attempt=%s", step.fence.tool, *_ids(ref))
+                return [wakeup]
+        return []
 
     def _settle(self, step: InFlight, change: Retried | Stopped) -> Settled | None:
         settlement = Settlement(
@@ -154,8 +181,14 @@ def session_ref(run_id: str) -> StepRef:
 
 
 def judge(
-    step: InFlight, view: LeaseView, policy: RetryPolicy, *, is_drained: bool, dead_process: str | None = None
-) -> Retried | Stopped | Republish | None:
+    step: InFlight,
+    view: LeaseView,
+    policy: RetryPolicy,
+    *,
+    is_drained: bool,
+    dead_process: str | None = None,
+    probes_max: int = PROBES_MAX,
+) -> Retried | Stopped | Republish | AskProbe | None:
     """What to do about a step in flight; None: wait.
 
     `dead_process`: a parent saw this process die, so a write that it was calling is shown as unknown at once.
@@ -165,13 +198,41 @@ def judge(
         return None  # Somebody holds it, or what was read is old.
     has_died = view.started_attempt == attempt
     if step.fence is not None:
+        if _is_for_probe(step.fence, is_cancelled=step.is_cancelled):
+            return _judge_question(step, has_died=has_died, is_drained=is_drained, probes_max=probes_max)
         return _judge_fence(step, policy, has_died=has_died, dead_process=dead_process)
+    if has_died and step.wakeup.kind is StepKind.MODEL and not step.wakeup.is_isolated:
+        # Whether it was this step that killed the process, or one of those beside it, shows when it runs alone.
+        error = "a process that it may have shared with others died: it runs next alone"
+        return Retried(charge=Charge.NOTHING, error=error, is_isolated=True)
     if has_died:
         return policy.after_crash(step.crashes)
+    return _judge_message(step, is_drained=is_drained)
+
+
+def _judge_message(step: InFlight, *, is_drained: bool) -> Republish | None:
+    """Its message waits in a queue, or nobody has it any more."""
     grace_seconds = GRACE_SECONDS * 2 ** min(step.republished, GRACE_DOUBLINGS_MAX)
     if step.dispatched_seconds > (REPUBLISH_SECONDS_MIN if is_drained else grace_seconds):
         return Republish()
     return None
+
+
+def _is_for_probe(fence: Fence, *, is_cancelled: bool) -> bool:
+    return fence.has_probe and (fence.effect.is_plain_write or is_cancelled)
+
+
+def _judge_question(
+    step: InFlight, *, has_died: bool, is_drained: bool, probes_max: int
+) -> Stopped | Republish | AskProbe | None:
+    """Who made the call, or asked its probe, left or died."""
+    fence = step.fence
+    assert fence is not None
+    if not has_died:
+        return _judge_message(step, is_drained=is_drained)
+    if fence.probes < probes_max:
+        return AskProbe()
+    return unknown(fence, None) if step.fence_is_past_deadline else None
 
 
 def _judge_fence(
@@ -184,17 +245,8 @@ def _judge_fence(
         return Retried(charge=Charge.NOTHING, error=error) if step.fence_is_past_deadline else None
     if fence.effect.is_plain_write or step.is_cancelled:
         was_seen_dying = dead_process is not None and fence.owner.startswith(dead_process)
-        return _unknown(fence.tool) if step.fence_is_past_deadline or was_seen_dying else None
+        return unknown(fence, None) if step.fence_is_past_deadline or was_seen_dying else None
     return policy.after_crash(step.crashes, is_charged=has_died) if step.fence_is_settled else None
-
-
-def _unknown(tool: str) -> Stopped:
-    return Stopped(
-        reason=DeadLetterReason.NOT_RETRYABLE,
-        failure_class=FailureClass.UNKNOWN,
-        error=f"the process that called {tool!r} is gone: whether the write happened is not known",
-        outcome_unknown=True,
-    )
 
 
 @contextmanager
