@@ -37,13 +37,15 @@ class Request:
 
 
 class Receiver:
-    """Takes requests of any kind: a write changes the world (`effects`), anything else is only counted."""
+    """Takes requests of any kind: a write changes the world (`effects`), a probe is answered with the receipt of its
+    step's write (0: there was none), anything else is only counted."""
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._requests: list[Request] = []
         self._effects: Counter[tuple[str, int]] = Counter()
         self._receipts: dict[str, int] = {}
+        self._receipt_of_step: dict[tuple[str | None, int | None], int] = {}
         self._holds: dict[str, Hold] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -129,11 +131,14 @@ class Receiver:
 
     def _commit(self, request: Request) -> int:
         """The same key gets the same receipt, and changes nothing again."""
+        if request.kind == "probe":
+            return self._receipt_of_step.get((request.run_id, request.step), 0)
         if request.key in self._receipts:
             return self._receipts[request.key]
         receipt = sum(self._effects.values()) + 1
         if request.kind == "write" and request.run_id is not None and request.step is not None:
             self._effects[request.run_id, request.step] += 1
+            self._receipt_of_step[request.run_id, request.step] = receipt
         if request.key is not None:
             self._receipts[request.key] = receipt
         return receipt
