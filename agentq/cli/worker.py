@@ -1,5 +1,6 @@
 """`agentq worker`: the Celery worker in a role, which is what it consumes and how it runs it."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -8,8 +9,6 @@ import click
 
 from agentq.config.settings import PREFIX, Settings, load_settings
 from agentq.domain.errors import ConfigurationError
-
-MARGIN_SECONDS = 15.0  # Between the end of the longest call and the end of a worker's patience: to settle it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def worker(role: str, concurrency: int | None, without_keeper: bool, hostname: s
     if role == "all":
         if concurrency is not None or hostname is not None:
             raise click.UsageError("--concurrency and --hostname belong to one role; name it: model, tools or isolated")
-        return _supervise(settings, loglevel)
+        return _supervise(loglevel)
     return _work(role, settings, concurrency, hostname, loglevel)
 
 
@@ -95,17 +94,16 @@ def _work(role: str, settings: Settings, concurrency: int | None, hostname: str 
     return int(celery.main(arguments, standalone_mode=False) or 0)
 
 
-def _supervise(settings: Settings, loglevel: str) -> int:
+def _supervise(loglevel: str) -> int:
     """One worker of each role, each a process of its own that is started again when it dies, and ends with this one."""
     from agentq.adapters.embedded.supervision import Program, Supervisor  # noqa: PLC0415 - only this role needs it
 
-    grace_seconds = {"model": settings.model_timeout_seconds}
     programs = [
         Program(
             name=role,
             argv=(sys.executable, "-m", "agentq.cli.main", "worker", role, f"--loglevel={loglevel}"),
             environ={**os.environ, **({} if role == KEEPERS_ROLE else {KEEPER_BESIDE_WORKER: "false"})},
-            grace_seconds=grace_seconds.get(role, settings.operation_deadline_seconds) + MARGIN_SECONDS,
+            grace_seconds=math.inf,  # Each call has a limit of its own, and only its tool knows it.
         )
         for role in ROLES
     ]
