@@ -7,10 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
-from agentq.domain.errors import AgentqError
+from agentq.domain.errors import AgentqError, LeasesUnavailableError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -25,6 +26,8 @@ def keep(settings: Settings, serves: Mapping[str, int]) -> None:
         signal.signal(number, lambda *_: stop.set())
     with Wiring(settings) as wiring:
         wiring.check_schema()
+        with suppress(LeasesUnavailableError):  # It is waited for, and marked by the first worker.
+            wiring.claim_redis()
         wiring.keeper(serves).keep(stop)
 
 

@@ -30,11 +30,11 @@ def second(system: System, tmp_path: Path) -> Iterator[Settings]:
 def test_the_second_refuses_to_start(system: System, second: Settings, tmp_path: Path) -> None:
     """Each would take the other's leases and messages for its own."""
     system.worker("model")
-    worker = WorkerProcess("model", second, tmp_path)
-    worker.start()
-    assert worker.wait() == ExitCode.REFUSED
-    [line] = [line for line in worker.log().splitlines() if line.startswith("agentq: ")]
-    assert "belong to deployment" in line and "set AGENTQ_KEY_PREFIX" in line
+    for process in (WorkerProcess("model", second, tmp_path), KeeperProcess(second, tmp_path)):
+        process.start()
+        assert process.wait() == ExitCode.REFUSED
+        [line] = [line for line in process.log().splitlines() if line.startswith(("agentq: ", "error: "))]
+        assert "deployment" in line and "AGENTQ_KEY_PREFIX" in line
 
 
 def test_with_a_prefix_of_its_own_the_second_lives_beside_the_first_and_each_reaps_its_own(
