@@ -85,6 +85,11 @@ class LoggedProcess:
         )
         assert text in self.log(), f"it ended without {text!r}:\n{self.log()}"
 
+    @property
+    def is_ready(self) -> bool:
+        """It runs, and has said since its start that it can be used."""
+        return self.is_running and (self._ready_text is None or self._ready_text in self.log())
+
     def wait_ready(self, *, seconds: float = 30.0) -> None:
         if self._ready_text is not None:
             self.wait_for_log(self._ready_text, seconds=seconds)
