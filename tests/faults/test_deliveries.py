@@ -1,6 +1,7 @@
 """Messages that the broker loses, repeats or delivers late: a step's message is a wake-up call, no more."""
 
 import signal
+from collections.abc import Mapping
 
 import pytest
 
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.parametrize("deployment", ["sqlite"], indirect=True, sc
 def enqueue(system: System, kind: str, name: str) -> str:
     """A run with a step of that kind, which asks the receiver under that name."""
     return system.enqueue(asks=[name]) if kind == "turn" else system.enqueue([call(kind, name)])
+
+
+def deliver_in_vain(system: System, message: Mapping[str, str]) -> None:
+    before = system.broker.turned_away()
+    system.broker.deliver_again(message)
+    eventually(lambda: system.broker.turned_away() > before, what="the message is turned away")
 
 
 def nothing_went_wrong(system: System, run_id: str, kind: str) -> None:
@@ -44,8 +51,7 @@ class TestRepeated:
             system.receiver.wait_for(name)
             message = dict(system.broker.in_hand())
             for _ in range(3):
-                system.broker.deliver_again(message)
-                system.eventually_drained()
+                deliver_in_vain(system, message)
             assert len(system.receiver.requests(name)) == 1
         nothing_went_wrong(system, run_id, kind)
 
@@ -112,9 +118,9 @@ class TestOfTheDead:
             worker.wait()
             worker.start()
             worker.wait_ready()
+            eventually(lambda: not system.is_held(run_id, 2), what="its lease is over")
             for _ in range(3):
-                system.broker.deliver_again(message)
-                system.eventually_drained()
+                deliver_in_vain(system, message)
             assert len(system.receiver.requests(name)) == 1
             assert (system.step(run_id, 2).attempt, system.step(run_id, 2).crashes) == (1, 0)
         if kind == "pay":

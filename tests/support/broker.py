@@ -67,6 +67,11 @@ class Broker:
         with self._server.client() as client:
             return len(self._lease_keys(client))
 
+    def turned_away(self) -> int:
+        """How many deliveries found their step held, or its attempt started."""
+        with self._server.client() as client:
+            return sum(int(client.get(key) or 0) for key in client.scan_iter("*:refused", count=1000))
+
     def _lease_keys(self, client: Redis) -> list[str]:
         keys = client.scan_iter(f"{self._settings.key_prefix}:*:lease:*", count=1000)
         return [key for key in keys if not key.endswith(":refused")]

@@ -14,7 +14,7 @@ from agentq import AgentQ
 from agentq.adapters.sql.engine import Database
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
-from agentq.domain.model import Event, Json, Run, RunStatus, Step
+from agentq.domain.model import Event, Json, Run, RunStatus, Step, StepRef
 from tests.support.broker import Broker
 from tests.support.fault_agents import RECEIVER_FILE
 from tests.support.invariants import World, check_invariants
@@ -135,6 +135,11 @@ class System:
 
     def step(self, run_id: str, number: int) -> Step:
         return self.client.get(run_id).steps[number - 1]
+
+    def is_held(self, run_id: str, number: int) -> bool:
+        """Whether somebody has a lease on that step."""
+        [view] = self.wiring.leases.survey([StepRef(run_id=run_id, number=number, attempt=1)]).views
+        return view.owner is not None
 
     def events(self, run_id: str, kind: str) -> list[Event]:
         """The run's events of that kind."""
