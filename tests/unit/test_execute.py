@@ -340,7 +340,7 @@ def test_a_fence_that_got_old_while_the_database_was_away_is_taken_back(make_spi
     run_id = spine.asked("act")
     spine.steps.script.fail("fence", *[AWAY] * 60)
     assert spine.execute(run_id) == NOTHING
-    assert act.calls == 0
+    assert (act.calls, spine.call_limit.limits) == (0, []), "a limit in the past would end the process"
     run, step = spine.run(run_id), spine.step(run_id)
     assert (run.pending_effect, step.state, step.attempt, step.tries) == (None, StepState.AVAILABLE, 1, 0)
 
@@ -525,6 +525,14 @@ class TestAWriteNeedsALeaseAndAPersistedRun:
         assert act.calls == 0
         assert ready.run(run_id).pending_effect is None
         assert ready.step(run_id).state is StepState.AVAILABLE
+
+    def test_a_lease_that_could_not_be_extended(self, ready: Spine, act: Act) -> None:
+        """Nobody knows whether it reaches to the deadline."""
+        run_id = ready.asked("act")
+        ready.leases.script.fail("renew", LeasesUnavailableError("Redis is away"))
+        assert ready.execute(run_id) == NOTHING
+        assert act.calls == 0
+        assert ready.run(run_id).pending_effect is None
 
     def test_a_process_that_slept_before_its_call(self, ready: Spine, act: Act) -> None:
         """The last look comes after the limit is set, so that no sleep fits between them."""
