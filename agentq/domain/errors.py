@@ -35,6 +35,10 @@ class DecisionRequiredError(RefusedError):
     """A write's outcome is unknown: say whether it happened first."""
 
 
+class StalePlanError(RefusedError):
+    """The world moved on since the plan was made that this replay is bound to: read the new one."""
+
+
 class TooEarlyError(RefusedError):
     """ "Did not happen" can't be known yet: look again at `not_before` (UTC, database time) or later.
 

@@ -56,6 +56,7 @@ class StepChange(StrEnum):
     ADD = "add"
     ADD_BEHIND = "add behind others"
     ADD_ANSWERED = "add, call can't be made"  # No such tool, or arguments that don't fit: its error is the result.
+    COPY = "copy"  # With its result, from the run that this one is a copy of.
     OPEN = "open"
     REQUEUE = "requeue"
     SETTLE = "settle"
@@ -71,6 +72,7 @@ STEP_TRANSITIONS: tuple[Transition[StepState], ...] = (
     Transition(None, StepChange.ADD, StepState.AVAILABLE),
     Transition(None, StepChange.ADD_BEHIND, StepState.WAITING),
     Transition(None, StepChange.ADD_ANSWERED, StepState.COMPLETED),
+    Transition(None, StepChange.COPY, StepState.COMPLETED),
     Transition(StepState.WAITING, StepChange.OPEN, StepState.AVAILABLE),
     Transition(StepState.WAITING, StepChange.SETTLE_LATE, StepState.COMPLETED),
     Transition(StepState.WAITING, StepChange.CLOSE, StepState.CLOSED),
