@@ -1,6 +1,8 @@
 """What another program does with runs: start them, wait for them, read them, cancel them, decide about dead letters."""
 
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -11,11 +13,14 @@ from typing import Any, Self
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
-from agentq.domain.model import DeadLetter, Decision, Event, Json, Run, RunMode, RunStatus, Step
+from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
+from agentq.domain.replay import Copying, ReplayPlan
 from agentq.filters import parse_filters, parse_time
-from agentq.ports import Ruling, ServedAgent
-from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, request_from
+from agentq.ports import Choice, Decided, Discarding, Replaying, Ruling, ServedAgent
+from agentq.services.decide import decide
+from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, new_run_id, request_from
 from agentq.services.replay import replay as replay_run
+from agentq.services.replay import replay_as_copy
 
 POLL_SECONDS_FIRST = 0.05
 POLL_SECONDS_MAX = 1.0
@@ -167,6 +172,23 @@ class AgentQ:
             raise InvalidInputError("say what became of the write: happened=<its result>, or did_not_happen=True")
         return self._wiring.decisions.resolve(run_id, ruling, actor=actor or self._actor, reason=reason)
 
+    def discard(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
+        """Give a dead-lettered run up, for good: it leaves the list, stays failed, and can't be replayed, only copied.
+
+        An unknown write of it stays unknown, and is written down as that. Returns the status after. Raises
+        NotFoundError, AlreadyDecidedError, RefusedError (no dead letter).
+        """
+        return self._wiring.decisions.discard(run_id, actor=actor or self._actor, reason=reason)
+
+    def replay_plan(
+        self, run_id: str, *, from_step: int | None = None, repeat_writes: Iterable[int] = ()
+    ) -> ReplayPlan:
+        """What a replay would do now, step by step, and its digest; with `from_step`: what a copy from there would do.
+
+        Changes nothing. Raises NotFoundError, InvalidInputError (a step that isn't there, or begins no turn or batch).
+        """
+        return self._wiring.decisions.replay_plan(run_id, _copying(from_step, repeat_writes))
+
     def replay(
         self,
         run_id: str,
@@ -174,23 +196,102 @@ class AgentQ:
         happened: Json = _NOT_GIVEN,
         did_not_happen: bool = False,
         looked_at: datetime | str | None = None,
+        from_step: int | None = None,
+        repeat_writes: Iterable[int] = (),
+        digest: str | None = None,
         reason: str = "",
         actor: str | None = None,
-    ) -> None:
+    ) -> str:
         """Run a dead-lettered run again from the step that stopped it; completed steps keep their results.
 
-        An unknown write needs a decision first, by `resolve` or here with the same arguments. Raises NotFoundError,
-        DecisionRequiredError, AlreadyDecidedError, TooEarlyError, RefusedError (a cancelled run).
+        An unknown write needs a decision first, by `resolve` or here with the same arguments. With `from_step` a new
+        run begins with the results before that step, and the old one stays as it was; a write that would be made again
+        must be named in `repeat_writes`. With a plan's `digest` nothing else than that plan is done. Returns the id of
+        the run that goes on: this one, or the new one.
+
+        Raises NotFoundError, DecisionRequiredError, AlreadyDecidedError, TooEarlyError, StalePlanError, RefusedError (a
+        cancelled run, a write that isn't accepted), InvalidInputError.
         """
-        replay_run(
-            run_id,
-            _ruling(happened, did_not_happen, looked_at),
-            actor=actor or self._actor,
-            reason=reason,
-            decisions=self._wiring.decisions,
-            runs=self._wiring.runs,
-            dispatcher=self._wiring.dispatcher,
+        ruling, copying = _ruling(happened, did_not_happen, looked_at), _copying(from_step, repeat_writes)
+        if copying is None:
+            replay_run(run_id, ruling, digest=digest, **self._deciding(actor, reason))
+            return run_id
+        if ruling is not None:
+            raise InvalidInputError("a copy leaves the old run as it was: resolve its unknown write by itself")
+        copied_run_id = new_run_id()
+        replay_as_copy(run_id, copied_run_id, copying, digest=digest, **self._deciding(actor, reason))
+        return copied_run_id
+
+    # --- Deciding about many ----------------------------------------------------------------------------------------
+
+    def dead_letter_groups(self, **filters: Any) -> list[DeadLetterGroup]:
+        """Open dead letters by tool, class, reason and fingerprint; contradictions first, then the largest group."""
+        return self._wiring.decisions.dead_letter_groups(parse_filters(filters))
+
+    def count_dead_letters(self, **filters: Any) -> int:
+        """How many are open that match."""
+        return self._wiring.decisions.count_dead_letters(parse_filters(filters))[0]
+
+    def replay_many(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
+        """Replay every open dead letter that matches: the safe ones run, those that need a decision are left.
+
+        `filters` are those of `dead_letters`; the limit is none unless one is given. Options: `reason`, `actor`,
+        `runs_per_second`, and `dry_run`, which does all of it and takes it back. Nothing is done before the first batch
+        is asked for; each is one transaction, and `Decided.refusal` says why a run was left. After an interruption call
+        it again: what is done isn't matched any more.
+        """
+        return self._decide(filters, Replaying(), **options)
+
+    def resolve_many(
+        self,
+        filters: Mapping[str, Any],
+        *,
+        happened: Json = _NOT_GIVEN,
+        did_not_happen: bool = False,
+        looked_at: datetime | str | None = None,
+        **options: Any,
+    ) -> Iterator[list[Decided]]:
+        """Say the same of every matching write that is in doubt; like `resolve`, with the options of `replay_many`."""
+        ruling = _ruling(happened, did_not_happen, looked_at)
+        if ruling is None:
+            raise InvalidInputError("say what became of the writes: happened=<their result>, or did_not_happen=True")
+        return self._decide({**filters, "outcome_unknown": True}, ruling, **options)
+
+    def discard_many(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
+        """Give every matching dead letter up; like `discard`, with the options of `replay_many`."""
+        return self._decide(filters, Discarding(), **options)
+
+    def _decide(
+        self,
+        filters: Mapping[str, Any],
+        choice: Choice,
+        *,
+        reason: str = "",
+        actor: str | None = None,
+        runs_per_second: float | None = None,
+        dry_run: bool = False,
+    ) -> Iterator[list[Decided]]:
+        if runs_per_second is not None and not 0 < runs_per_second < math.inf:
+            raise InvalidInputError(f"runs_per_second is {runs_per_second!r}; it takes a number above 0")
+        chosen = parse_filters(filters)
+        return decide(
+            chosen if filters.get("limit") else replace(chosen, limit=sys.maxsize),
+            choice,
+            clock=self._wiring.clock,
+            backlog_max=self._wiring.settings.backlog_max,
+            runs_per_second=runs_per_second,
+            is_rehearsal=dry_run,
+            **self._deciding(actor, reason),
         )
+
+    def _deciding(self, actor: str | None, reason: str) -> dict[str, Any]:
+        return {
+            "actor": actor or self._actor,
+            "reason": reason,
+            "decisions": self._wiring.decisions,
+            "runs": self._wiring.runs,
+            "dispatcher": self._wiring.dispatcher,
+        }
 
     # --- Running in this process ------------------------------------------------------------------------------------
 
@@ -241,6 +342,15 @@ class _Poll:
             pause_seconds = min(pause_seconds, left_seconds)
         time.sleep(pause_seconds)
         self._pause_seconds = min(self._pause_seconds * 1.5, POLL_SECONDS_MAX)
+
+
+def _copying(from_step: int | None, repeat_writes: Iterable[int]) -> Copying | None:
+    accepted = frozenset(repeat_writes)
+    if from_step is None:
+        if accepted:
+            raise InvalidInputError("repeat_writes goes with from_step: a replay of the run itself repeats no write")
+        return None
+    return Copying(from_step=from_step, repeat_writes=accepted)
 
 
 def _ruling(happened: Json, did_not_happen: bool, looked_at: datetime | str | None) -> Ruling | None:

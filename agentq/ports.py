@@ -5,9 +5,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agentq.domain.effects import ToolEffect
+from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import (
     DeadLetter,
@@ -32,6 +33,7 @@ from agentq.domain.outcomes import Retried as Retried
 from agentq.domain.outcomes import Stopped as Stopped
 from agentq.domain.outcomes import Turn as Turn
 from agentq.domain.probes import ProbeVerdict
+from agentq.domain.replay import Copying, ReplayPlan
 
 # --- A step, from message to settle ---------------------------------------------------------------------------------
 
@@ -378,6 +380,28 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replaying:
+    """A person's wish to run a run again from where it stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarding:
+    """A person's word that a run is given up: it stays failed, and an unknown write stays unknown."""
+
+
+Choice: TypeAlias = Ruling | Replaying | Discarding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What became of one run among many that were decided about. `refusal` says why nothing was changed."""
+
+    run_id: str
+    refusal: AgentqError | None = None
+    wakeups: tuple[Wakeup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDeadLetter:
     """A dead letter by its number, and its run."""
 
@@ -413,11 +437,45 @@ class DecisionStore(Protocol):
         Raises NotFoundError, AlreadyDecidedError (no write is in doubt), TooEarlyError."""
         ...
 
-    def replay(self, run_id: str, *, actor: str, reason: str) -> tuple[Wakeup, ...]:
-        """Run a failed run again from where it stopped: recorded results stay, the failed step and those that its end
-        closed are opened with new budgets.
+    def discard(self, run_id: str, *, actor: str, reason: str) -> RunStatus:
+        """Give the run up: it leaves the list for good; an unknown write stays unknown. The status after: a run that
+        was to be cancelled is cancelled, every other one stays failed.
 
-        Raises NotFoundError, DecisionRequiredError, AlreadyDecidedError, RefusedError (cancelled)."""
+        Raises NotFoundError, AlreadyDecidedError, RefusedError (no dead letter)."""
+        ...
+
+    def replay_plan(self, run_id: str, copying: Copying | None = None) -> ReplayPlan:
+        """What `replay`, or `copy`, would do now. Raises NotFoundError; InvalidInputError for a step that isn't there
+        or begins nothing, or a write that can't be repeated."""
+        ...
+
+    def replay(
+        self, run_id: str, *, actor: str, reason: str, ruling: Ruling | None = None, digest: str | None = None
+    ) -> tuple[Wakeup, ...]:
+        """Run a failed run again from where it stopped: recorded results stay, the failed step and those that its end
+        closed are opened with new budgets. With a `ruling` the unknown write is resolved first, in the same
+        transaction; what was resolved stays so when the replay is refused then.
+
+        Raises NotFoundError, DecisionRequiredError, AlreadyDecidedError, RefusedError (cancelled), StalePlanError (the
+        plan has another digest now), and with a ruling what `resolve` raises."""
+        ...
+
+    def copy(
+        self, run_id: str, new_run_id: str, copying: Copying, *, actor: str, reason: str, digest: str | None = None
+    ) -> tuple[Wakeup, ...]:
+        """Start a new run with the recorded results before a step of an ended run, which stays as it was. A second copy
+        needs the digest of a plan, which shows the first.
+
+        Raises NotFoundError, InvalidInputError (no such step, or none that begins a turn or batch), RefusedError (a
+        write would be made again that isn't accepted), AlreadyDecidedError, StalePlanError."""
+        ...
+
+    def decide_many(
+        self, run_ids: Sequence[str], choice: Choice, *, actor: str, reason: str, is_rehearsal: bool = False
+    ) -> list[Decided]:
+        """Decide about several runs in one transaction, each as if it were alone; in the order of their ids.
+
+        A rehearsal does all of it and takes it back."""
         ...
 
 

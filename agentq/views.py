@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from agentq.domain.model import DeadLetter, Event, Fence, Run, Step
+from agentq.domain.model import DeadLetter, DeadLetterGroup, Event, Fence, Run, Step
+from agentq.domain.replay import PlannedStep, ReplayPlan
 
 
 def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
@@ -59,6 +60,9 @@ def step_view(step: Step) -> dict[str, Any]:
         "tries": step.tries,
         "crashes": step.crashes,
         "may_have_happened": step.may_have_happened,
+        "ruling": step.ruling.value if step.ruling else None,
+        "ruled_by": step.ruled_by,
+        "ruled_at": time_text(step.ruled_at),
         "input_tokens": step.usage.input_tokens,
         "output_tokens": step.usage.output_tokens,
         "due_at": time_text(step.due_at),
@@ -98,6 +102,60 @@ def dead_letter_view(letter: DeadLetter) -> dict[str, Any]:
         "closed_at": time_text(letter.closed_at),
         "closed_by": letter.closed_by,
         "closed_as": letter.closed_as,
+    }
+
+
+def group_view(group: DeadLetterGroup) -> dict[str, Any]:
+    return {
+        "tool": group.tool,
+        "failure_class": group.failure_class.value,
+        "reason": group.reason.value,
+        "fingerprint": group.fingerprint,
+        "count": group.count,
+        "unknown_count": group.unknown_count,
+        "contradicted_count": group.contradicted_count,
+        "oldest_at": time_text(group.oldest_at),
+        "newest_at": time_text(group.newest_at),
+        "newest_run_id": group.run_id,
+        "newest_error": group.error,
+    }
+
+
+def plan_view(plan: ReplayPlan) -> dict[str, Any]:
+    copying, letter = plan.copying, plan.dead_letter
+    return {
+        "run_id": plan.run_id,
+        "agent": plan.agent,
+        "digest": plan.digest,
+        "refusal": plan.refusal,
+        "from_step": copying.from_step if copying else None,
+        "repeat_writes": sorted(copying.repeat_writes) if copying else [],
+        "tokens_again": plan.tokens_again,
+        "has_contradiction": plan.has_contradiction,
+        "dead_letter": dead_letter_view(letter) if letter else None,
+        "copies": [event_view(event) for event in plan.copies],
+        "steps": [_planned_view(step) for step in plan.steps],
+        "then": plan.then,
+    }
+
+
+def _planned_view(step: PlannedStep) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "kind": step.kind.value,
+        "tool": step.tool,
+        "effect": step.effect.value if step.tool else None,
+        "fate": step.fate.value,
+        "attempt": step.attempt,
+        "arguments": step.arguments,
+        "tokens_again": step.tokens_again,
+        "may_have_happened": step.may_have_happened,
+        "is_accepted": step.is_accepted,
+        "fence": fence_view(step.fence) if step.fence else None,
+        "probes": [event_view(event) for event in step.probes],
+        "ruling": step.ruling.value if step.ruling else None,
+        "ruled_by": step.ruled_by,
+        "ruled_at": time_text(step.ruled_at),
     }
 
 

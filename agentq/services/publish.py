@@ -21,6 +21,25 @@ def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher
     return publish_steps(wakeups[:room], runs=runs, dispatcher=dispatcher)
 
 
+def publish_within(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> bool:
+    """Publish steps as long as the queue of their kind is shorter than `backlog_max`. False: the broker is away."""
+    if not wakeups:
+        return True
+    try:
+        backlog = dispatcher.backlog()
+    except BrokerUnavailableError:
+        _leave_to_dispatcher(wakeups, runs)
+        return False
+    room = {kind: backlog_max - backlog.get(kind, 0) for kind in StepKind}
+    fitting: list[Wakeup] = []
+    rest: list[Wakeup] = []
+    for wakeup in wakeups:
+        (fitting if room[wakeup.kind] > 0 else rest).append(wakeup)
+        room[wakeup.kind] -= 1
+    _leave_to_dispatcher(rest, runs)
+    return publish_steps(fitting, runs=runs, dispatcher=dispatcher)
+
+
 def publish_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher) -> bool:
     """Publish steps of runs that were going already, however long the queue is. False: the broker is away."""
     if not wakeups:

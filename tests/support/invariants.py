@@ -119,7 +119,9 @@ def _broken_in_audit(run: RowMapping, its_steps: list[RowMapping], its_events: l
     for step in its_steps:
         # A call that couldn't be made is completed by the turn that asked for it.
         is_refused = step["is_error"] and step["settled_by"] is None
-        if step["state"] == StepState.COMPLETED and step["number"] not in recorded and not is_refused:
+        is_copied = step["number"] <= run["copied_steps"]
+        is_told = is_refused or is_copied or step["number"] in recorded
+        if step["state"] == StepState.COMPLETED and not is_told:
             yield f"step {step['number']} has a result that the audit log doesn't know"
     stamped = {event["number"] for event in its_events if event["kind"] == "fence.stamped"}
     if run["pending_effect_number"] is not None and run["pending_effect_number"] not in stamped:

@@ -35,6 +35,7 @@ class EventKind(StrEnum):
     RUN_CANCELLED = "run.cancelled"
     RUN_RESUMED = "run.resumed"
     RUN_REPLAYED = "run.replayed"
+    RUN_COPIED = "run.copied"
     CANCEL_REQUESTED = "cancel.requested"
     FENCE_STAMPED = "fence.stamped"
     FENCE_TAKEN_BACK = "fence.taken_back"
@@ -47,7 +48,9 @@ class EventKind(StrEnum):
     OUTCOME_CONTRADICTED = "outcome.contradicted"
     DEAD_LETTER_WITHDRAWN = "dead_letter.withdrawn"
     DEAD_LETTER_HEALED = "dead_letter.healed"
+    DEAD_LETTER_DISCARDED = "dead_letter.discarded"
     WRITE_RESOLVED = "write.resolved"
+    WRITE_GIVEN_UP = "write.given_up"
     DECISION_REFUSED = "decision.refused"
 
 
@@ -89,7 +92,7 @@ class Change:
         self.run: dict[str, Any] = dict(row._mapping)
         self.now: datetime = self.run.pop("now")
         self.run_id: str = self.run["id"]
-        self._actor = clean_text(actor)
+        self.actor = clean_text(actor)
         self._with_events = with_events
         self._changed: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
@@ -119,7 +122,7 @@ class Change:
         if self._events and self._with_events:
             first = self.run["events_count"] + 1
             rows = [
-                {"run_id": self.run_id, "sequence": sequence, "at": self.now, "actor": self._actor, **each}
+                {"run_id": self.run_id, "sequence": sequence, "at": self.now, "actor": self.actor, **each}
                 for sequence, each in enumerate(self._events, first)
             ]
             with auditing():
@@ -280,7 +283,7 @@ class Change:
         return None if row is None else row._mapping
 
     def close_dead_letter(self, closed_as: str) -> None:
-        values = {"closed_at": self.now, "closed_by": self._actor, "closed_as": closed_as}
+        values = {"closed_at": self.now, "closed_by": self.actor, "closed_as": closed_as}
         self.connection.execute(_close_dead_letter, {"of_run": self.run_id, **values})
 
     def _add(self, new: Sequence[NewStep], first_batch: int | None) -> tuple[Wakeup, ...]:
