@@ -176,9 +176,9 @@ class System:
 
     def eventually_drained(self, *, seconds: float = 15.0) -> None:
         """Nothing is queued, delivered or unacknowledged."""
-        eventually(self._is_drained, seconds=seconds, what="the queues and what isn't acknowledged are empty")
+        eventually(self.is_drained, seconds=seconds, what="the queues and what isn't acknowledged are empty")
 
-    def _is_drained(self) -> bool:
+    def is_drained(self) -> bool:
         return self.wiring.dispatcher.is_drained()
 
     def _has_none_active(self) -> bool:
