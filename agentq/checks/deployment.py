@@ -72,7 +72,7 @@ def judge_keeper(leader: Leader | None, *, has_active_runs: bool) -> Finding:
 def judge_agents(waiting: Waiting) -> Iterator[Finding]:
     if not waiting.agents:
         yield warning(
-            "agents",
+            "served agents",
             "no worker has ever registered one",
             why="an enqueue for an agent that nobody knows is refused",
             fix="agentq worker, with AGENTQ_AGENTS set",
