@@ -10,6 +10,7 @@ from redis import Redis
 from agentq.config.celery import celery_app
 from agentq.config.settings import Settings
 from tests.support.valkey import ValkeyServer
+from tests.support.waiting import eventually
 
 
 class Broker:
@@ -46,6 +47,13 @@ class Broker:
         with self._app.connection_for_read() as connection, connection.channel() as channel:
             channel.qos.restore_visible(num=100, interval=1)
 
+    def deliver_in_vain(self, messages: Mapping[str, str]) -> None:
+        """Deliver again; returns when whoever got them has left them. Nothing else may be acknowledged meanwhile."""
+        before = self._removals()
+        self.deliver_again(messages)
+        # Each is removed from what is in hand twice: to be queued again, and when it is acknowledged.
+        eventually(lambda: self._removals() >= before + 2 * len(messages), what="the messages are left again")
+
     def forget_in_hand(self) -> None:
         """What dead workers had in hand lies there until its visibility timeout."""
         with self._server.client() as client:
@@ -71,6 +79,10 @@ class Broker:
         """How many deliveries found their step held, or its attempt started."""
         with self._server.client() as client:
             return sum(int(client.get(key) or 0) for key in client.scan_iter("*:refused", count=1000))
+
+    def _removals(self) -> int:
+        with self._server.client() as client:
+            return int(client.info("commandstats").get("cmdstat_hdel", {"calls": 0})["calls"])
 
     def _lease_keys(self, client: Redis) -> list[str]:
         keys = client.scan_iter(f"{self._settings.key_prefix}:*:lease:*", count=1000)
