@@ -141,7 +141,7 @@ def plan_copy(recorded: Recorded, copying: Copying, *, refusal: str | None) -> R
         elif step.number in recorded.never_made:
             fate = Fate.RECORDED
         elif not step.effect.is_write:
-            fate = Fate.READ
+            fate = _fate_of_read(step)
         else:
             fate = Fate.DID_NOT_HAPPEN if recorded.calls.get(step.number) else Fate.NOT_CALLED
         planned.append(_planned(step, fate, recorded, copying))
@@ -221,12 +221,16 @@ def _fate(step: Step, recorded: Recorded) -> Fate:
     if fence is not None and fence.number == step.number:
         return Fate.BLOCKED
     if not step.effect.is_write:
-        return Fate.NOT_CALLED if step.attempt == 1 and step.dispatched_at is None else Fate.READ
+        return _fate_of_read(step)
     if not recorded.calls.get(step.number):
         return Fate.NOT_CALLED
     if step.effect is ToolEffect.IDEMPOTENT_WRITE:
         return Fate.SAME_KEY
     return Fate.DID_NOT_HAPPEN if step.ruling is Decision.DID_NOT_HAPPEN else Fate.BLOCKED
+
+
+def _fate_of_read(step: Step) -> Fate:
+    return Fate.NOT_CALLED if step.attempt == 1 and step.dispatched_at is None else Fate.READ
 
 
 def _planned(step: Step, fate: Fate, recorded: Recorded, copying: Copying | None = None) -> PlannedStep:
