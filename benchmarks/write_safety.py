@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.safety import with_absurd, with_agentq, with_celery, with_dbos
+from benchmarks.safety.feed import Feeder
 from benchmarks.safety.kills import Killer
 from benchmarks.safety.picture import draw
 from benchmarks.safety.systems import End, Place, System, Unavailable
@@ -73,7 +74,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=_count, default=25)
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the victims")
     parser.add_argument(
-        "--give-up-seconds", type=float, default=600.0, help="after the last kill, a run that hasn't ended is lost"
+        "--give-up-seconds",
+        type=float,
+        default=600.0,
+        help="since the last kill and new run: what hasn't ended by then is lost",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the logs of workers and world there")
@@ -117,10 +121,11 @@ def _measure(name: str, arguments: argparse.Namespace) -> Verdict | None:
         for worker in system.workers:
             worker.wait_ready(seconds=60)
         _say(f"{name}: {len(run_ids)} runs, {arguments.kills} kills")
-        shares = [run_ids[share :: arguments.kills] for share in range(arguments.kills)]
-        kills = killer.kill(arguments.kills, lambda number: system.enqueue(shares[number]))
-        _say(f"{name}: killed {len(kills)} in {kills[-1].dead_at - kills[0].sent_at:.0f} s")
-        ends = _wait_for_ends(system, killer, len(run_ids), arguments.give_up_seconds)
+        feeder = Feeder(run_ids, system.enqueue, place.world_url)
+        with feeder.feeding():
+            kills = killer.kill(arguments.kills, lambda number: feeder.allow(len(run_ids[number :: arguments.kills])))
+            _say(f"{name}: killed {len(kills)} in {kills[-1].dead_at - kills[0].sent_at:.0f} s")
+            ends = _wait_for_ends(system, killer, feeder, len(run_ids), arguments.give_up_seconds)
         log = read_log(world_log)
         audited = system.audited([request for request in log if request.kind == PAY])
         verdict = judge(name, run_ids=run_ids, kills=kills, log=log, ends=ends, audited=audited)
@@ -145,11 +150,13 @@ def _world(path: Path) -> Iterator[str]:
         world.stop()
 
 
-def _wait_for_ends(system: System, killer: Killer, runs: int, seconds: float) -> dict[str, End]:
+def _wait_for_ends(system: System, killer: Killer, feeder: Feeder, runs: int, seconds: float) -> dict[str, End]:
     """All of them, or those that there are when the others are given up."""
     gives_up_at = time.monotonic() + seconds
     while len(ends := system.ends()) < runs and time.monotonic() < gives_up_at:
         killer.revive()
+        if not feeder.is_done:
+            gives_up_at = time.monotonic() + seconds
         time.sleep(POLL_SECONDS)
     return ends
 

@@ -62,6 +62,11 @@ def held_payments(url: str) -> list[tuple[int, float]]:
     return [(int(pid), float(seconds)) for pid, seconds in _call(url, {"held": PAY})["held"]]
 
 
+def unseen_of(url: str, run_ids: list[str]) -> set[str]:
+    """Those of these runs that have asked for nothing yet."""
+    return set(_call(url, {"unseen_of": run_ids})["unseen"])
+
+
 def _call(url: str, asked: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(url, json.dumps(asked).encode(), ASKING_SECONDS_MAX) as reply:
         answer: dict[str, Any] = json.load(reply)
@@ -79,6 +84,7 @@ class World:
         self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(_TABLE)
+        self._runs: set[str] = set()
         self._held: dict[int, tuple[int, float]] = {}  # By receipt: the pid, and when it was committed.
 
     def take(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +92,9 @@ class World:
             now = time.time()
             with self._lock:
                 return {"held": [(pid, now - committed_at) for pid, committed_at in self._held.values()]}
+        if "unseen_of" in asked:
+            with self._lock:
+                return {"unseen": [run_id for run_id in asked["unseen_of"] if run_id not in self._runs]}
         if "payments_of" in asked:
             statement = "SELECT receipt FROM requests WHERE run_id = ? AND kind = ? ORDER BY receipt"
             with self._lock:
@@ -102,6 +111,7 @@ class World:
                 (asked["run_id"], asked["kind"], asked["pid"], asked["step"], asked["attempt"], committed_at),
             )
             receipt = int(row.lastrowid or 0)
+            self._runs.add(asked["run_id"])
             if asked["kind"] == PAY:
                 self._held[receipt] = (asked["pid"], committed_at)
         time.sleep(REPLY_SECONDS[asked["kind"]])
