@@ -207,3 +207,36 @@ class TestLongCalls:
         run_id = system.enqueue([call("look_stubbornly", "deaf read", seconds=system.settings.lease_seconds * 1.5)])
         system.completes(run_id)
         assert system.step(run_id, 2).attempt == 2
+
+
+class TestGivenUp:
+    @pytest.mark.usefixtures("model_worker")
+    def test_an_outcome_that_comes_after_its_attempt_was_given_up_is_the_result(self, system: System) -> None:
+        """The write is made and known, so the attempt that waits in its place has nothing left to do."""
+        system.worker("tools", tools_concurrency=1)
+        run_id = system.enqueue([call("put", "given up")])
+        with system.receiver.holding("given up"):
+            process = system.receiver.wait_for("given up").pid
+            with system.database.locked(run_id):
+                system.receiver.release("given up")
+                eventually(lambda: waiting_for_a_lock(system), what="it knows the outcome, and can't record it")
+                os.kill(process, signal.SIGSTOP)
+                for connection in waiting_for_a_lock(system):
+                    system.execute(f"SELECT pg_terminate_backend({connection})")
+                eventually(lambda: not waiting_for_a_lock(system), what="its connection is cut")
+            eventually(lambda: system.step(run_id, 2).attempt == 2, what="it is given up")
+            assert system.client.get(run_id).pending_effect is None
+            os.kill(process, signal.SIGCONT)
+        system.completes(run_id)
+        assert len(system.events(run_id, "outcome.late")) == 1
+        assert len(system.events(run_id, "fence.stamped")) == 1
+        assert len(system.receiver.requests("given up")) == 1
+        system.eventually_drained()
+
+
+def waiting_for_a_lock(system: System) -> list[int]:
+    """The server's processes whose statements wait for a row."""
+    rows = system.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return [pid for (pid,) in rows]

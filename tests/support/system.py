@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from sqlalchemy import text
+
 from agentq import AgentQ
 from agentq.adapters.sql.engine import Database
 from agentq.bootstrap import Wiring
@@ -78,6 +80,11 @@ class System:
     @property
     def database(self) -> Database:
         return self.wiring.database
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of one statement, which sees and changes what it likes."""
+        with self.database.reading() as connection:
+            return [tuple(row) for row in connection.execute(text(statement))]
 
     # --- processes
 
