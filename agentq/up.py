@@ -47,6 +47,7 @@ def run_up(settings: Settings, *, write: Callable[[str], None]) -> int:
         programs += [
             _worker("model", environ),
             _worker("tools", environ),
+            _worker("isolated", {**environ, f"{PREFIX}KEEPER_BESIDE_WORKER": "false"}),  # Two keepers are enough.
             _flower(environ),
         ]
         supervisor = Supervisor(programs, write=write)

@@ -24,7 +24,7 @@ from tests.support.workers import environment
 UP = (sys.executable, "-m", "agentq.cli.main", "up")
 UP_TEXT = "agentq is up"
 REFUSED = 2
-PROCESSES = 7  # Valkey, Flower, two workers with a keeper each, and one pool child.
+PROCESSES = 9  # Valkey, Flower, three workers, two of them with a keeper, and two pool children.
 POOL_AND_KEEPER = 2
 
 
@@ -100,7 +100,7 @@ def test_a_killed_worker_takes_its_pool_and_its_keeper_with_it_and_is_started_ag
         its_own = eventually(lambda: at_least(POOL_AND_KEEPER, worker), what="pool and keeper")
         os.kill(worker, signal.SIGKILL)
         eventually(lambda: not any(is_alive(pid) for pid in its_own), what="the end of what it started")
-        up.wait_for_log("tools worker | ended with signal 9; starting it again in 1 s")
+        up.wait_for_log("tools worker    | ended with signal 9; starting it again in 1 s")
         eventually(lambda: any(_is_tools_worker(pid) for pid in descendants(up.pid)))
 
 
