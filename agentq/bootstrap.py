@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from celery import Celery
 
     from agentq.adapters.agent_models import AgentModels
+    from agentq.adapters.outcome_files import OutcomeFolder
     from agentq.adapters.process import KernelCallLimit, SystemClock
     from agentq.adapters.redis.leases import RedisLeases
     from agentq.adapters.redis.nudges import RedisNudges
@@ -178,6 +179,12 @@ class Wiring:
         return KernelCallLimit(can_end_calls=self._can_end_calls)
 
     @cached_property
+    def outcome_files(self) -> "OutcomeFolder":
+        from agentq.adapters.outcome_files import OutcomeFolder
+
+        return OutcomeFolder(self.settings.home, self.deployment)
+
+    @cached_property
     def heartbeat(self) -> "Heartbeat":
         from agentq.services.heartbeat import Heartbeat
 
@@ -217,6 +224,7 @@ class Wiring:
 
     def keeper(self, serves: Mapping[str, int]) -> "Keeper":
         from agentq.domain.failures import FailureClassifier
+        from agentq.services.heal import Healer
         from agentq.services.keep import Keeper
         from agentq.services.reap import Reaper
 
@@ -238,6 +246,13 @@ class Wiring:
             backlog_max=self.settings.backlog_max,
             elapsed_seconds=self.clock.elapsed_seconds,
             serves=serves,
+            healer=Healer(
+                files=self.outcome_files,
+                steps=self.steps,
+                runs=self.runs,
+                dispatcher=self.dispatcher,
+                clock=self.clock,
+            ),
         )
 
     def _executor(self, dispatcher: "Dispatcher | None") -> "StepExecutor":
@@ -263,6 +278,7 @@ class Wiring:
             ),
             new_owner=_new_owner,
             dispatcher=dispatcher,
+            outcome_files=self.outcome_files,
         )
 
     def _policy(self, classifier: "FailureClassifier") -> "RetryPolicy":

@@ -1,6 +1,6 @@
 """What the core asks of the world: Protocols that speak in transitions, and the data they take and give."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -212,6 +212,30 @@ class StepStore(Protocol):
 
     def beat(self, ref: StepRef) -> bool:
         """Called now and then during a long attempt: shows a queued run as running. True: a cancel is requested."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOutcome:
+    """A write's settlement that the database didn't take, and the name under which it is kept."""
+
+    name: str
+    settlement: Settlement
+
+
+class OutcomeFiles(Protocol):
+    """Where the outcome of a performed write waits while the database, or its audit log, doesn't take it."""
+
+    def keep(self, settlement: Settlement) -> None:
+        """Durable when it returns. Raises OutcomeNotKeptError."""
+        ...
+
+    def pending(self) -> Iterator[KeptOutcome]:
+        """What is kept; what can't be read, or isn't ours, is left out."""
+        ...
+
+    def forget(self, outcome: KeptOutcome) -> None:
+        """The database has it. May be called twice."""
         ...
 
 

@@ -83,6 +83,8 @@ def fence_view(fence: Fence) -> dict[str, Any]:
         "operation_deadline": time_text(fence.deadline_at),
         "settles_within_seconds": fence.settles_within_seconds,
         "is_callable": fence.is_callable,
+        "has_probe": fence.has_probe,
+        "probes": fence.probes,
     }
 
 

@@ -120,6 +120,8 @@ def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:
     outcome = (
         Cell("UNKNOWN: the write may have happened, or not", "bold red")
         if is_in_doubt(view)
+        else Cell("known, and recorded: a replay goes on from there", "green")
+        if step is not None and step["state"] == "completed"
         else Cell("nothing is in doubt", "green")
     )
     facts = [

@@ -75,6 +75,10 @@ class AuditRefusedError(StoreRefusedError):
     """The database refused the audit event; nothing was changed."""
 
 
+class OutcomeNotKeptError(AgentqError):
+    """The outcome of a write could be stored neither in the database nor in a file: its fence stays."""
+
+
 class LeasesUnavailableError(AgentqError):
     """Redis could not be reached: whether the lease is still held is not known."""
 

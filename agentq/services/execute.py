@@ -13,6 +13,7 @@ from agentq.domain.effects import ToolEffect, stricter
 from agentq.domain.errors import (
     BrokerUnavailableError,
     LeasesUnavailableError,
+    OutcomeNotKeptError,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -31,6 +32,7 @@ from agentq.ports import (
     FenceVerdict,
     Loaded,
     NextProbe,
+    OutcomeFiles,
     ProbeWord,
     Settled,
     Settlement,
@@ -116,8 +118,10 @@ class StepExecutor:
         limits: Limits,
         new_owner: Callable[[], str],
         dispatcher: Dispatcher | None,
+        outcome_files: OutcomeFiles | None = None,
     ) -> None:
-        """Without a dispatcher nothing is published: the caller drives the next steps itself."""
+        """Without a dispatcher nothing is published: the caller drives the next steps itself. Without outcome files an
+        outcome that the database doesn't take is lost, and its write unknown."""
         self._store = store
         self._heartbeat = heartbeat
         self._registry = registry
@@ -128,6 +132,7 @@ class StepExecutor:
         self._limits = limits
         self._new_owner = new_owner
         self._dispatcher = dispatcher
+        self._outcome_files = outcome_files
         self._prober = Prober(
             store=store,
             policy=policy,
@@ -432,14 +437,29 @@ class StepExecutor:
         if recorder.record_step(settlement, still_useful=lambda: not attempt.lease.is_lost):
             return self._wake(attempt.loaded, recorder.answer, change)
         assert recorder.error is not None
+        is_kept = attempt.may_have_written and isinstance(change, Recorded) and self._is_kept(settlement)
         if attempt.may_have_written or not isinstance(recorder.error, StoreUnavailableError):
-            return self._stop_unrecorded(attempt, recorder.error)
+            return self._stop_unrecorded(attempt, recorder.error, is_kept=is_kept)
         # Redone later, at no charge.
         logger.warning("dropped what nobody could store run=%s: %s", attempt.ref.run_id, recorder.error)
         return NOTHING
 
-    def _stop_unrecorded(self, attempt: _Attempt, error: Exception) -> Executed:
-        """The outcome was refused: the run must not go on over it, nor may a write be made again."""
+    def _is_kept(self, settlement: Settlement) -> bool:
+        """The outcome waits in a file, for the keeper to bring home."""
+        if self._outcome_files is None:
+            return False
+        ref = settlement.ref
+        try:
+            self._outcome_files.keep(settlement)
+        except OutcomeNotKeptError as error:
+            logger.error("lost an outcome, its fence stays run=%s step=%s: %s", ref.run_id, ref.number, error)
+            return False
+        logger.warning("kept the outcome of a write in a file run=%s step=%s", ref.run_id, ref.number)
+        return True
+
+    def _stop_unrecorded(self, attempt: _Attempt, error: Exception, *, is_kept: bool) -> Executed:
+        """The outcome was refused: the run must not go on over it, nor may a write be made again. One that is kept
+        comes later, and heals the run."""
         failure = error
         if attempt.may_have_written:
             failure = AuditPersistenceFailedException(
@@ -449,9 +469,11 @@ class StepExecutor:
         logger.error("stopping run=%s step=%s: %s", attempt.ref.run_id, attempt.ref.number, error)
         change = self._after_failure(attempt, failure)
         recorder = StepRecorder(self._store, self._clock, patience_seconds=0)
-        if recorder.record_step(replace(_settlement(attempt, change), with_events=False)):
+        # By another owner: the outcome, should it come after all, must not look as if it was recorded by this.
+        stop = replace(_settlement(attempt, change), with_events=False, owner=f"{attempt.lease.owner}/stop")
+        if recorder.record_step(stop):
             return self._wake(attempt.loaded, recorder.answer, change)
-        if attempt.may_have_written and isinstance(change, Stopped):
+        if attempt.may_have_written and not is_kept and isinstance(change, Stopped):
             return Executed(stopped=change, agent=attempt.agent.name)  # The fence stands: the keeper will judge it.
         return NOTHING
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from agentq.domain.errors import AgentqError
 from agentq.ports import Dispatcher, KeeperStore, Nudges, RunStore
 from agentq.services.dispatch import dispatch
+from agentq.services.heal import Healer
 from agentq.services.reap import Reaper
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,10 @@ class Keeper:
         backlog_max: int,
         elapsed_seconds: Callable[[], float],
         serves: Mapping[str, int],
+        healer: Healer | None = None,
     ) -> None:
-        """`serves`: the agents of the worker that this keeper runs beside, with the largest input of each."""
+        """`serves`: the agents of the worker that this keeper runs beside, with the largest input of each. `healer`:
+        of the outcomes that this machine kept."""
         self._reaper = reaper
         self._keeping = keeping
         self._runs = runs
@@ -43,6 +46,7 @@ class Keeper:
         self._backlog_max = backlog_max
         self._elapsed_seconds = elapsed_seconds
         self._serves = serves
+        self._healer = healer
         self._seen_at: float | None = None
 
     def keep(self, stop: threading.Event) -> None:
@@ -60,6 +64,8 @@ class Keeper:
 
     def _pass(self, stop: threading.Event) -> None:
         self._see_agents()
+        if self._healer is not None:
+            self._healer.heal()
         if not self._nudges.lead(self._owner, self._interval_seconds * LEADER_LEASES):
             stop.wait(self._interval_seconds)
             return

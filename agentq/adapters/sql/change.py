@@ -77,6 +77,11 @@ _insert_dead_letter = insert(dead_letters).values(
 _close_dead_letter = update(dead_letters).where(
     dead_letters.c.run_id == bindparam("of_run"), dead_letters.c.closed_at.is_(None)
 )
+_answer_dead_letter = (
+    update(dead_letters)
+    .where(dead_letters.c.run_id == bindparam("of_run"), dead_letters.c.closed_at.is_(None))
+    .values(outcome_unknown=False)
+)
 _open_dead_letter = select(dead_letters).where(
     dead_letters.c.run_id == bindparam("run_id"), dead_letters.c.closed_at.is_(None)
 )
@@ -281,6 +286,10 @@ class Change:
         """The open one."""
         row = self.connection.execute(_open_dead_letter, {"run_id": self.run_id}).one_or_none()
         return None if row is None else row._mapping
+
+    def answer_dead_letter(self) -> None:
+        """Nothing is in doubt any more; it stays open."""
+        self.connection.execute(_answer_dead_letter, {"of_run": self.run_id})
 
     def close_dead_letter(self, closed_as: str) -> None:
         values = {"closed_at": self.now, "closed_by": self.actor, "closed_as": closed_as}

@@ -1,6 +1,7 @@
 """A late outcome is never dropped: what becomes of a write's outcome whose settle no longer fits."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, select
@@ -8,11 +9,12 @@ from sqlalchemy import RowMapping, bindparam, select
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.schema import events
-from agentq.domain.model import Decision, StepState
+from agentq.domain.model import Decision, RunMode, StepState
 from agentq.domain.outcomes import Answer, Join, Recorded, Turn
 from agentq.domain.probes import ProbeVerdict
 from agentq.ports import Settled, Settlement, Verdict, Wakeup
 
+HEALS_WITHIN = timedelta(hours=1)  # Of a dead letter: what comes later is for the person who was called for.
 PROBE = "probe"  # Who ruled.
 _DECISIONS = {
     ProbeVerdict.HAPPENED: Decision.HAPPENED,
@@ -111,6 +113,11 @@ def _carry_on_late(change: Change, step: RowMapping, recorded: Recorded, *, is_r
     dead_letter = change.dead_letter()
     if dead_letter is None or dead_letter["number"] != step["number"] or is_ruled:
         return ()  # The run ended otherwise: recorded, and used if it is replayed.
+    is_old = change.now - dead_letter["created_at"] > HEALS_WITHIN
+    if (is_old or change.run["mode"] != RunMode.QUEUED) and not change.run["cancel_requested"]:
+        # A person may be at work on it, or whoever drove the run is gone: theirs to replay, with nothing in doubt.
+        change.answer_dead_letter()
+        return ()
     change.close_dead_letter("late outcome")
     change.event(EventKind.DEAD_LETTER_HEALED, step["number"], step["attempt"])
     change.activate()
