@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import text
 
-from agentq.domain.model import DeadLetterReason, RunStatus, StepRef, StepState
+from agentq.domain.model import RunStatus, StepRef, StepState
 from agentq.services.enqueue import new_run_id
 from tests.support.databases import fresh_postgresql
 from tests.support.locks import wait_for_waiters
@@ -146,34 +146,21 @@ class TestAway:
         assert spent(system, run_id) == (1, 0, 0)
         assert len(system.receiver.requests("forgotten")) == 2
 
-    def test_for_longer_than_the_patience_a_plain_write_is_unknown(self, system: System, proxy: PostgresProxy) -> None:
-        """Nobody may make it again; a person is told."""
-        run_id = system.enqueue([call("pay", "unrecorded")])
-        with system.receiver.holding("unrecorded"):
-            system.receiver.wait_for("unrecorded")
-            proxy.go_away()
-        let_go_of(system, run_id)
-        proxy.come_back()
-        run = system.stops_as_unknown(run_id)
-        assert run.dead_letter is not None and run.dead_letter.reason is DeadLetterReason.NOT_RETRYABLE
-        assert len(system.receiver.requests("unrecorded")) == 1
-        system.client.replay(run_id, happened="paid", reason="the receiver has it")
-        assert system.completes(run_id).output == "paid"
-
-    def test_for_longer_than_the_patience_a_keyed_write_is_made_again_with_its_key(
-        self, system: System, proxy: PostgresProxy
+    @for_any_write
+    def test_for_longer_than_the_patience_the_outcome_of_a_write_is_kept_and_healed(
+        self, system: System, proxy: PostgresProxy, tool: str
     ) -> None:
-        """It may be repeated, so nobody is bothered."""
-        run_id = system.enqueue([call("put", "unrecorded key")])
-        with system.receiver.holding("unrecorded key"):
-            system.receiver.wait_for("unrecorded key")
+        """It waits in a file, and the run goes on when the database is back; a person has nothing to do with it."""
+        name = f"{tool} unrecorded"
+        run_id = system.enqueue([call(tool, name), call("look", f"after {name}")])
+        with system.receiver.holding(name):
+            system.receiver.wait_for(name)
             proxy.go_away()
         let_go_of(system, run_id)
         proxy.come_back()
-        system.completes(run_id)
-        first, second = system.receiver.requests("unrecorded key")
-        assert first.key == second.key
-        assert (system.receiver.effects_of(run_id), system.step(run_id, 2).crashes) == (1, 0)
+        system.eventually_completes(run_id)
+        assert spent(system, run_id) == (1, 0, 0)
+        assert len(system.receiver.requests(name)) == len(system.receiver.requests(f"after {name}")) == 1
 
 
 class TestLostReply:
@@ -275,9 +262,11 @@ class TestAuditTable:
             with missing_table(system):
                 system.receiver.release("table gone")
                 run = system.stops_as_unknown(run_id)
-        assert run.dead_letter is not None
-        assert "AuditPersistenceFailedException" in run.dead_letter.error
-        assert (len(system.receiver.requests("table gone")), system.receiver.requests("after it")) == (1, [])
+                assert run.dead_letter is not None
+                assert "AuditPersistenceFailedException" in run.dead_letter.error
+                assert (len(system.receiver.requests("table gone")), system.receiver.requests("after it")) == (1, [])
+        system.eventually_completes(run_id)
+        assert len(system.receiver.requests("table gone")) == 1
 
     def test_gone_it_stops_no_run_that_reads(self, system: System) -> None:
         """What the audit log lost of a read is counted on the run."""
@@ -302,6 +291,7 @@ class TestAuditTable:
                 run = system.stops_as_unknown(write_id)
                 eventually(lambda: system.client.get(read_id).events_lost, what="the read is settled without its event")
         system.completes(read_id)
+        system.eventually_completes(write_id)
         assert run.dead_letter is not None and "AuditPersistenceFailedException" in run.dead_letter.error
         assert spent(system, read_id) == (1, 0, 0)
         assert len(system.receiver.requests("long lock")) == len(system.receiver.requests("long locked write")) == 1

@@ -11,6 +11,7 @@ from agentq.domain.function_model import FunctionModel
 from agentq.domain.model import Event, ModelReply, Run, RunMode, Step, StepRef, ToolCall
 from agentq.domain.retry import Budgets, RetryPolicy
 from agentq.domain.tools import Tool
+from agentq.ports import OutcomeFiles
 from agentq.services.execute import Executed, Limits, StepExecutor
 from agentq.services.heartbeat import Heartbeat
 from tests.support.fakes import (
@@ -37,7 +38,10 @@ PATIENCE_SECONDS = 3600.0
 class Spine:
     """One process that executes steps. What it was given and what it did is in its public parts."""
 
-    def __init__(self, stage: Stage, *tools: Tool, dispatcher: bool = True) -> None:
+    def __init__(
+        self, stage: Stage, *tools: Tool, dispatcher: bool = True, outcome_files: OutcomeFiles | None = None
+    ) -> None:
+        self.outcome_files = outcome_files
         self.stage = stage
         self.clock = FakeClock()
         memory = MemoryLeases(lease_seconds=LEASE_SECONDS, elapsed_seconds=self.clock.elapsed_seconds)
@@ -72,6 +76,7 @@ class Spine:
             ),
             new_owner=self.new_owner,
             dispatcher=dispatcher,
+            outcome_files=self.outcome_files,
         )
 
     def new_owner(self) -> str:

@@ -37,6 +37,9 @@ class StoppingLeases:
     def bury(self, ref: StepRef, process: str) -> bool:
         return self._leases.bury(ref, process)
 
+    def unmark(self, ref: StepRef) -> bool:
+        return self._leases.unmark(ref)
+
 
 def main() -> None:
     work = Wiring(load_settings())

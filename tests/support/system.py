@@ -167,6 +167,12 @@ class System:
         assert run.status is RunStatus.COMPLETED, (run.status, run.error, run.dead_letter)
         return run
 
+    def eventually_completes(self, run_id: str, *, seconds: float = END_SECONDS) -> Run:
+        """It may stop in between, and be healed."""
+        is_completed = lambda: self.client.status(run_id) is RunStatus.COMPLETED  # noqa: E731 - as short as it gets
+        eventually(is_completed, seconds=seconds, what=f"run {run_id} completes")
+        return self.client.get(run_id)
+
     def stops_as_unknown(self, run_id: str, *, seconds: float = END_SECONDS) -> Run:
         """It ends as a dead letter over a write whose outcome isn't known."""
         run = self.wait(run_id, seconds=seconds)

@@ -1,0 +1,37 @@
+"""An audit log that refuses events, as when its disk is full."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentq.adapters.sql.engine import Database
+
+OUTCOMES = ("step.settled", "outcome.late")  # The kinds of event that hold what became of a call.
+
+
+@contextmanager
+def refusing(database: Database, *kinds: str) -> Iterator[None]:
+    """Inside, the audit log takes no events of these kinds."""
+    of_these = f"NEW.kind IN ({', '.join(repr(kind) for kind in kinds)})"
+    if database.is_postgresql:
+        make = f"""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the log is full'; END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN ({of_these})
+            EXECUTE FUNCTION refuse()
+        """
+        drop = "DROP FUNCTION refuse CASCADE"
+    else:
+        make = f"""
+            CREATE TRIGGER refuse BEFORE INSERT ON events WHEN {of_these}
+            BEGIN SELECT RAISE(ABORT, 'the log is full'); END
+        """
+        drop = "DROP TRIGGER refuse"
+    _execute(database, make)
+    try:
+        yield
+    finally:
+        _execute(database, drop)
+
+
+def _execute(database: Database, statement: str) -> None:
+    with database.writing() as connection:
+        connection.exec_driver_sql(statement)
