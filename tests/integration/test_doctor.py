@@ -24,6 +24,7 @@ from agentq.config.settings import PREFIX, Settings, environment_of
 from tests.support.databases import PostgresServer, fresh_postgresql, postgresql_server
 from tests.support.processes import LoggedProcess
 from tests.support.valkey import ValkeyServer
+from tests.support.waiting import eventually
 from tests.support.workers import READY_TEXT, WorkerProcess, environment
 
 AGENTS = ("tests.support.smoke_agents",)
@@ -281,7 +282,8 @@ class TestDeployment:
         """So a queue that nobody consumes is found before something lies in it."""
         settings = replace(settings, agents=AGENTS)
         worker = WorkerProcess("tools", settings, tmp_path, arguments=("--hostname", "tools@here", "-c", "1"))
-        with running(worker):
+        with running(worker), Wiring(settings) as wiring:
+            eventually(wiring.nudges.leader, what="the keeper beside it leads")
             found = examined(settings)
         [finding] = found["worker tools@here"]
         assert finding.found == "prefork x 1, serves agentq.control, agentq.tools"
