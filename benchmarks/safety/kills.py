@@ -14,7 +14,7 @@ from tests.support.processes import LoggedProcess, descendants, is_alive
 from tests.support.waiting import eventually
 
 INTERVAL_SECONDS = (0.75, 1.25)
-AIMED_SHARE = 0.6  # Of the kills: they wait for a payment that was committed and is not replied to yet.
+AIMED_SHARE = 0.7  # Of the kills: they wait for a payment that was committed and is not replied to yet.
 AIM_SECONDS_MAX = 10.0  # Then it kills whatever there is.
 AIMED_AGE_SECONDS_MAX = REPLY_SECONDS[PAY] / 2  # Older ones might be replied to before the signal arrives.
 READY_SECONDS_MAX = 60.0

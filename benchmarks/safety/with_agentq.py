@@ -1,7 +1,6 @@
-"""agentq with its default settings: a model worker and a tools worker as `agentq worker ROLE` starts them.
+"""agentq with its default settings, each worker as `agentq worker ROLE` starts it: a model worker and a tools worker.
 
-A third, for steps whose process died beside others, stands by and is not killed; it has no keeper, so that every
-recovery is the work of a keeper that dies with a killed worker and starts again with its successor.
+A third, for steps whose process died beside others, stands by with its keeper, as in any deployment: it isn't killed.
 """
 
 import os
@@ -55,7 +54,7 @@ def running(place: Place, *, with_probe: bool = False) -> Iterator["Agentq"]:
     os.environ[URL_VARIABLE] = place.world_url
     os.environ[PROBE_VARIABLE] = "yes" if with_probe else ""
     workers = [WorkerProcess(role, settings, place.folder) for role in ("model", "tools")]
-    isolated = WorkerProcess("isolated", settings, place.folder, arguments=("--without-keeper",))
+    isolated = WorkerProcess("isolated", settings, place.folder)
     for worker in (*workers, isolated):
         place.start(worker)
     isolated.wait_ready(seconds=60)
