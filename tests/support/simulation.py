@@ -391,6 +391,8 @@ class Simulation:
 
     def _world(self) -> World:
         in_hand = {p.request.step for p in self.processes if p.is_working and p.request is not None}
+        if self.tally.lies and self.tally.trouble:
+            in_hand = set(self.receiver.effects)  # Who knew better is dead: nobody can contradict the lie any more.
         return World(effects=Counter(self.receiver.effects), in_hand=in_hand, lies=self.tally.lies)
 
     def _told(self, broken: str) -> str:
