@@ -21,6 +21,7 @@ from tests.support.workers import environment
 
 ORPHANS_EACH = 50
 BACKLOG_MAX = 20
+SLACK_SECONDS = 2.0  # For a busy machine.
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,8 @@ def cancelled_without_open_step(stage: Stage) -> str:
 class TestBusy:
     def test_a_stale_run_is_reaped_while_a_tool_hangs_on_every_slot(self, system: System) -> None:
         """The keeper waits for no worker."""
-        model_worker, _ = system.workers("model", "tools")
+        model_worker, *_ = system.workers("model", "tools", "isolated")
+        recovery_seconds = system.settings.lease_seconds + system.settings.keeper_interval_seconds
         hung = [f"hung {number}" for number in range(system.settings.tools_concurrency)]
         with system.receiver.holding(*hung, "stale"):
             for name in hung:
@@ -149,10 +151,10 @@ class TestBusy:
             stale = system.enqueue(asks=["stale"])
             system.receiver.wait_for("stale")
             system.end(model_worker)
-            system.worker("model")
-            system.receiver.wait_for("stale", 2, seconds=system.settings.lease_seconds * 2)
+            system.receiver.wait_for("stale", 2, seconds=recovery_seconds + SLACK_SECONDS)
             system.receiver.release("stale")
-            assert system.completes(stale).steps[0].crashes == 1
+            assert system.completes(stale).steps[0].attempt == 2
+            system.worker("model")  # The others have a turn to come.
 
     def test_runs_that_wait_long_for_a_slow_worker_spend_nothing(self, system: System) -> None:
         """A long queue is no failure: the broker holds a bounded part of it, and no attempt is lost by waiting."""
