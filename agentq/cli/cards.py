@@ -49,7 +49,10 @@ def show_dead_letter(view: View) -> None:
 def next_moves(view: View) -> list[tuple[str, str]]:
     """What can be done about a dead-lettered run, each with the command that does it."""
     run_id = shlex.quote(view["id"])
-    moves = [("See every step and event:", f"agentq runs show {run_id}")]
+    moves = [
+        ("See every step and event:", f"agentq runs show {run_id}"),
+        ("See what a replay would do to the outside world:", f"agentq dead-letters plan {run_id}"),
+    ]
     resolve = f"agentq dead-letters resolve {run_id}"
     if is_in_doubt(view):
         moves += [
@@ -65,7 +68,7 @@ def next_moves(view: View) -> list[tuple[str, str]]:
         moves.append(
             ("When the cause is gone, run it on from where it stopped:", f"agentq dead-letters replay {run_id}")
         )
-    return moves
+    return [*moves, ("To give it up for good:", f"agentq dead-letters discard {run_id} --reason '...'")]
 
 
 def is_in_doubt(view: View) -> bool:
@@ -96,6 +99,7 @@ def _run_facts(view: View) -> list[tuple[str, Cell]]:
         ("agent", Cell(view["agent"] + (" (interactive)" if view["mode"] == "interactive" else ""))),
         ("created", Cell(f"{moment_cell(view['created_at']).text} ({ago(view['created_at'])})")),
         ("took", Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
+        ("copied from", Cell(_origin(view))),
         ("key", Cell(view["idempotency_key"] or "")),
         ("metadata", Cell(", ".join(f"{key}={value}" for key, value in (view["metadata"] or {}).items()))),
         ("input", Cell(full(view["input"])[:2000])),
@@ -105,6 +109,13 @@ def _run_facts(view: View) -> list[tuple[str, Cell]]:
         ("tokens", Cell(f"{tokens:,}" if tokens else "")),
         ("lost", Cell(lost, "yellow")),
     ]
+
+
+def _origin(view: View) -> str:
+    if view["copied_from"] is None:
+        return ""
+    last = view["copied_steps"]
+    return f"run {view['copied_from']}, the results of its steps 1 to {last}" if last else f"run {view['copied_from']}"
 
 
 def _fence_cell(view: View) -> Cell:

@@ -1,12 +1,10 @@
-"""`agentq dead-letters`: see what stopped, say what became of unknown writes, run again."""
+"""`agentq dead-letters`: see what stopped and why, and what a replay would do."""
 
-from typing import Any
+import shlex
 
 import click
 
 from agentq.cli.cards import show_dead_letter
-from agentq.cli.enqueue import parse_json
-from agentq.cli.exit_codes import ExitCode
 from agentq.cli.filters import dead_letter_filters
 from agentq.cli.lazy import LazyCommand, LazyGroup
 from agentq.cli.output import (
@@ -18,20 +16,22 @@ from agentq.cli.output import (
     emit_list,
     emit_one,
     output_options,
-    say,
     short,
     suggest,
 )
-from agentq.cli.session import actor_option, ask, change_each, connected, given_ids, ids_argument, yes_option
+from agentq.cli.session import connected, given_ids, ids_argument
 from agentq.domain.errors import NotFoundError
-from agentq.domain.model import RunStatus
-from agentq.views import dead_letter_view, run_view
+from agentq.views import dead_letter_view, group_view, run_view
+
+SCREENFUL = 20  # More dead letters than that are shown by what they have in common, unless each is asked for.
 
 _COMMANDS = {
     "list": LazyCommand("agentq.cli.dead_letters:list_dead_letters", "What waits for a person, most urgent first."),
     "show": LazyCommand("agentq.cli.dead_letters:show", "Why it stopped, and what can be done."),
-    "resolve": LazyCommand("agentq.cli.dead_letters:resolve", "Say whether an unknown write happened."),
-    "replay": LazyCommand("agentq.cli.dead_letters:replay", "Run it again from the step that stopped it."),
+    "plan": LazyCommand("agentq.cli.dead_letters:plan", "What a replay would do to the outside world."),
+    "resolve": LazyCommand("agentq.cli.decisions:resolve", "Say whether an unknown write happened."),
+    "replay": LazyCommand("agentq.cli.decisions:replay", "Run it again from the step that stopped it."),
+    "discard": LazyCommand("agentq.cli.decisions:discard", "Give it up for good: it leaves the list."),
 }
 
 
@@ -58,16 +58,82 @@ COLUMNS = (
 )
 
 
+def _worst(view: View) -> Cell:
+    if view["contradicted_count"]:
+        return Cell(f"{view['contradicted_count']:,} CONTRADICT", "bold red")
+    return Cell(f"{view['unknown_count']:,} unknown", "bold red") if view["unknown_count"] else Cell("known", "green")
+
+
+GROUP_COLUMNS = (
+    Column("COUNT", lambda view: Cell(f"{view['count']:,}")),
+    Column("TOOL", lambda view: Cell(view["tool"] or "model turn")),
+    Column("OUTCOME", _worst),
+    Column("REASON", lambda view: Cell(view["reason"], "red")),
+    Column("CLASS", lambda view: Cell(view["failure_class"])),
+    Column("FINGERPRINT", lambda view: Cell(view["fingerprint"])),
+    Column("OLDEST", lambda view: Cell(ago(view["oldest_at"]))),
+    Column("NEWEST", lambda view: Cell(ago(view["newest_at"]))),
+    Column("ERROR", lambda view: Cell(short(view["newest_error"], 100)), may_shrink=True),
+)
+
+
 @click.command("list")
 @dead_letter_filters
+@click.option(
+    "--group/--each",
+    "grouped",
+    default=None,
+    help=f"By what they have in common, or one by one. [default: a table of more than {SCREENFUL} is by group]",
+)
 @output_options
-def list_dead_letters(output: Format, **filters: object) -> None:
-    """What waits for a person: contradictions first, then the newest."""
+def list_dead_letters(output: Format, grouped: bool | None, **filters: object) -> None:
+    """What waits for a person: contradictions first, then the newest.
+
+    A table of many shows groups: the same tool, failure class, reason and kind of error.
+    """
     with connected() as client:
+        unlimited = {name: value for name, value in filters.items() if name != "limit"}
+        if grouped is None:
+            grouped = output.is_for_people and client.count_dead_letters(**unlimited) > SCREENFUL
+        if grouped:
+            groups = [group_view(group) for group in client.dead_letter_groups(**unlimited)]
+            emit_list(groups, GROUP_COLUMNS, output, id_of="newest_run_id", none="no dead letters match")
+            if output.is_for_people and groups:
+                _suggest_about(groups[0])
+            return
         views = [dead_letter_view(letter) for letter in client.dead_letters(**filters)]
     emit_list(views, COLUMNS, output, id_of="run_id", none="no dead letters: nothing waits for a person")
     if output.is_for_people and views:
         suggest(f"agentq dead-letters show {views[0]['run_id']}")
+
+
+def _suggest_about(group: View) -> None:
+    chosen = f"--fingerprint {group['fingerprint']}"
+    if group["tool"]:
+        chosen = f"--tool {shlex.quote(group['tool'])} {chosen}"
+    suggest(f"agentq dead-letters plan {group['newest_run_id']}")
+    if group["unknown_count"]:
+        suggest(f"agentq dead-letters list --each --outcome-unknown {chosen}")
+    if group["unknown_count"] < group["count"]:
+        suggest(f"agentq dead-letters replay {chosen} --dry-run")
+
+
+@click.command()
+@ids_argument
+@click.option("--from-step", type=int, metavar="STEP", help="Of a new run that begins with the results before STEP.")
+@click.option("--repeat-write", type=int, multiple=True, metavar="STEP", help="This write may happen again.")
+@output_options
+def plan(ids: tuple[str, ...], from_step: int | None, repeat_write: tuple[int, ...], output: Format) -> None:
+    """What a replay would do, step by step, before you do it; a replay can be bound to its digest."""
+    from agentq.cli.plans import show_plan, suggest_next  # noqa: PLC0415 - `--help` and lists don't need it
+    from agentq.views import plan_view  # noqa: PLC0415
+
+    with connected() as client:
+        for run_id in given_ids(ids):
+            view = plan_view(client.replay_plan(run_id, from_step=from_step, repeat_writes=repeat_write))
+            emit_one(view, output, lambda: show_plan(view), id_of="run_id")  # noqa: B023 - called at once
+            if output.is_for_people:
+                suggest_next(view)
 
 
 @click.command()
@@ -82,120 +148,3 @@ def show(ids: tuple[str, ...], output: Format) -> None:
                 raise NotFoundError(f"run {run_id} is {run.status} and no dead letter; see agentq runs show {run_id}")
             view = run_view(run)
             emit_one(view, output, lambda: show_dead_letter(view))  # noqa: B023 - called at once
-
-
-_HAPPENED = click.option("--happened", metavar="RESULT", help="The write happened; this is its result, as JSON.")
-_DID_NOT_HAPPEN = click.option("--did-not-happen", is_flag=True, help="The write did not happen, and won't any more.")
-_LOOKED_AT = click.option(
-    "--looked-at",
-    metavar="TIME",
-    help="When you looked and saw that it hadn't: RFC 3339, or an age such as 5m. [default: now]",
-)
-_REASON = click.option("--reason", default="", metavar="TEXT", help="How you know, for the audit log.")
-
-
-@click.command()
-@ids_argument
-@_HAPPENED
-@_DID_NOT_HAPPEN
-@_LOOKED_AT
-@_REASON
-@actor_option
-@yes_option
-@output_options
-def resolve(
-    ids: tuple[str, ...],
-    happened: str | None,
-    did_not_happen: bool,
-    looked_at: str | None,
-    reason: str,
-    actor: str,
-    yes: bool,
-    output: Format,
-) -> ExitCode:
-    """Say whether an unknown write happened. The run stays stopped until it is replayed.
-
-    \b
-      agentq dead-letters resolve ID --happened '{"refund_id": "re_17"}' --reason "seen at the provider"
-      agentq dead-letters resolve ID --did-not-happen --reason "the provider has no such refund"
-    """
-    decision = _decision(happened, did_not_happen, looked_at)
-    if not decision:
-        raise click.UsageError("say what became of the write: --happened RESULT, or --did-not-happen")
-    chosen = given_ids(ids)
-    ask(f"Record for {_named(chosen)} that the write {_told(decision)}?", yes=yes)
-    resolved: list[str] = []
-    with connected(actor) as client:
-
-        def change(run_id: str) -> View:
-            step = client.resolve(run_id, **decision, reason=reason)
-            resolved.append(run_id)
-            say(f"{run_id}: recorded that step {step.number} ({step.tool}) {_told(decision)}")
-            return {"step": step.number, "tool": step.tool}
-
-        code = change_each(chosen, change, output)
-        can_go_on = [run_id for run_id in resolved if client.status(run_id) is RunStatus.FAILED]
-    if output.is_for_people and can_go_on:
-        suggest(f"agentq dead-letters replay {' '.join(can_go_on)}")
-    return code
-
-
-@click.command()
-@ids_argument
-@_HAPPENED
-@_DID_NOT_HAPPEN
-@_LOOKED_AT
-@_REASON
-@actor_option
-@yes_option
-@output_options
-def replay(
-    ids: tuple[str, ...],
-    happened: str | None,
-    did_not_happen: bool,
-    looked_at: str | None,
-    reason: str,
-    actor: str,
-    yes: bool,
-    output: Format,
-) -> ExitCode:
-    """Run a dead letter again from the step that stopped it; completed steps keep their results.
-
-    With an unknown write, say first whether it happened: here, or by agentq dead-letters resolve.
-    """
-    decision = _decision(happened, did_not_happen, looked_at)
-    chosen = given_ids(ids)
-    told = f", recording that the write {_told(decision)}" if decision else ""
-    ask(f"Replay {_named(chosen)}{told}?", yes=yes)
-    with connected(actor) as client:
-
-        def change(run_id: str) -> View:
-            client.replay(run_id, **decision, reason=reason)
-            say(f"{run_id}: runs again")
-            return {}
-
-        code = change_each(chosen, change, output)
-    if output.is_for_people and code is ExitCode.DONE:
-        suggest(f"agentq runs events {chosen[0]} --follow")
-    return code
-
-
-def _decision(happened: str | None, did_not_happen: bool, looked_at: str | None) -> dict[str, Any]:
-    """The arguments of the client's own methods; empty when nothing was said."""
-    if happened is not None and did_not_happen:
-        raise click.UsageError("--happened and --did-not-happen contradict each other; say one of them")
-    if looked_at is not None and not did_not_happen:
-        raise click.UsageError("--looked-at goes with --did-not-happen")
-    if happened is not None:
-        return {"happened": parse_json("--happened", happened)}
-    if did_not_happen:
-        return {"did_not_happen": True, "looked_at": looked_at}
-    return {}
-
-
-def _told(decision: dict[str, Any]) -> str:
-    return "happened" if "happened" in decision else "did not happen"
-
-
-def _named(ids: list[str]) -> str:
-    return f"run {ids[0]}" if len(ids) == 1 else f"{len(ids)} runs"

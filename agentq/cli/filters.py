@@ -12,8 +12,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _WHY_IT_STOPPED = (
     click.option("--tool", help="Only those that called this tool."),
-    click.option("--reason", metavar="REASON", help=f"Only this reason: {', '.join(DeadLetterReason)}."),
-    click.option("--failure-class", metavar="CLASS", help=f"Only this failure class: {', '.join(FailureClass)}."),
+    click.option(
+        "--reason", "--stop-reason", metavar="REASON", help=f"Only this reason: {', '.join(DeadLetterReason)}."
+    ),
+    click.option(
+        "--failure-class", "--class", metavar="CLASS", help=f"Only this failure class: {', '.join(FailureClass)}."
+    ),
+    click.option("--fingerprint", metavar="HEX", help="Only errors like this one, by the name that groups show."),
     click.option("--outcome-unknown/--outcome-known", default=None, help="Only (without) an unknown write."),
 )
 _WHICH = (
@@ -40,6 +45,25 @@ def run_filters(function: _Function) -> _Function:
 def dead_letter_filters(function: _Function) -> _Function:
     """Adds the options that choose dead letters: those of runs, without the status, which is known."""
     return _add(function, (*_WHICH, *_WHY_IT_STOPPED))
+
+
+def choose_many(function: _Function) -> _Function:
+    """Adds the options that choose dead letters for a decision about many; `chosen_filters` reads them.
+
+    The reason that they stopped for is `--stop-reason` here: `--reason` is why the decision is made.
+    """
+    stop_reason = click.option(
+        "--stop-reason", metavar="REASON", help=f"Those with this reason: {', '.join(DeadLetterReason)}."
+    )
+    limit = click.option("-n", "--limit", type=int, metavar="COUNT", help="How many at most. [default: all of them]")
+    every = click.option("--all", "everything", is_flag=True, help="Every open dead letter.")
+    return _add(function, (*_WHICH[:-1], limit, _WHY_IT_STOPPED[0], stop_reason, *_WHY_IT_STOPPED[2:], every))
+
+
+def chosen_filters(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options of `choose_many` that were given, by the names of the filter grammar."""
+    named = {"reason" if name == "stop_reason" else name: value for name, value in options.items()}
+    return {name: value for name, value in named.items() if name != "everything" and value not in (None, (), "")}
 
 
 def _add(function: _Function, options: tuple[Callable[[_Function], _Function], ...]) -> _Function:

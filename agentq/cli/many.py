@@ -1,0 +1,177 @@
+"""One decision about many dead letters from a terminal: rehearsed, asked for, at a rate, and with a result for each."""
+
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from agentq.cli.exit_codes import ExitCode
+from agentq.cli.output import Format, View, emit_list, emit_text, is_terminal, say, suggest
+from agentq.cli.session import ask
+from agentq.domain.errors import InvalidInputError
+from agentq.domain.fingerprint import masked
+from agentq.ports import Decided
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+REASONS_SHOWN_MAX = 10
+PROGRESS_SECONDS = 5.0  # Between two lines where stderr is no terminal, which shows one that moves.
+_UNITS = {"": 1, "/s": 1, "/m": 60, "/h": 3600}
+
+
+def many_options(function: _Function) -> _Function:
+    """Adds `--dry-run` and `--rate`."""
+    function = click.option(
+        "--rate",
+        metavar="RATE",
+        callback=lambda _ctx, _option, value: None if value is None else parse_rate(value),
+        help="With filters: how many runs at most, such as 50 (a second) or 600/m.",
+    )(function)
+    return click.option(
+        "--dry-run", is_flag=True, help="Do all of it and take it back: what would be done, and what would be left."
+    )(function)
+
+
+def parse_rate(text: str) -> float:
+    """Runs a second. Raises InvalidInputError."""
+    number, slash, unit = text.partition("/")
+    try:
+        rate = float(number) / _UNITS[slash + unit]
+    except (KeyError, ValueError):
+        rate = 0
+    if not 0 < rate <= 1_000_000:  # noqa: PLR2004 - also turns down what isn't finite
+        raise InvalidInputError(f"rate is {text!r}; it takes so many runs a second, or as 600/m or 1000/h")
+    return rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """A decision in words."""
+
+    command: str
+    question: str
+    past: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has become of the runs so far."""
+
+    done: int = 0
+    left: int = 0
+    why: Counter[str] = field(default_factory=Counter)
+
+    def add(self, decided: Sequence[Decided]) -> None:
+        for one in decided:
+            if one.refusal is None:
+                self.done += 1
+            else:
+                self.left += 1
+                self.why[masked(str(one.refusal))] += 1
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.left == 0:
+            return ExitCode.DONE
+        return ExitCode.PARTLY_DONE if self.done else ExitCode.REFUSED
+
+
+def decide_about_many(
+    verb: Verb,
+    decide: Callable[..., Iterator[list[Decided]]],
+    *,
+    matching: int,
+    open_count: int,
+    dry_run: bool,
+    rate: float | None,
+    yes: bool,
+    output: Format,
+) -> ExitCode:
+    """Rehearse, ask, and do it. `decide` takes `dry_run` and `runs_per_second`; `matching` of the `open_count` dead
+    letters match."""
+    if matching == 0:
+        raise InvalidInputError(f"none of the {open_count} open dead letters matches; nothing to {verb.command}")
+    scope = f"{matching:,} dead letters" if matching != 1 else "1 dead letter"
+    every = " (every one that is open)" if matching == open_count > 1 else f" of {open_count:,}"
+    question = f"{verb.question.format(scope + every)}"
+    if dry_run:
+        tally = _carry_out(decide(dry_run=True), f"would be {verb.past}", matching, output)
+        if output.is_for_people and tally.done:
+            suggest(_same_command(without="--dry-run"))
+        return tally.exit_code
+    if not yes and is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        say("rehearsing ...")
+        tally = _carry_out(decide(dry_run=True), f"would be {verb.past}", matching, Format.TABLE)
+        if not tally.done:
+            return tally.exit_code
+    ask(question, yes=yes)
+    return _carry_out(decide(runs_per_second=rate), verb.past, matching, output).exit_code
+
+
+def _carry_out(batches: Iterator[list[Decided]], past: str, matching: int, output: Format) -> Tally:
+    tally, progress, views = Tally(), _Progress(matching), []
+    try:
+        for decided in batches:
+            tally.add(decided)
+            for view in map(_view, decided):
+                if output is Format.JSONL:
+                    emit_list([view], [], output, none="")
+                elif output is Format.IDS and view["done"]:
+                    emit_text(view["id"])
+                elif output is Format.JSON:
+                    views.append(view)
+            progress.show(tally, past)
+    except BaseException:
+        progress.end()
+        say(f"{tally.done:,} {past}, {tally.left:,} left; the same command again goes on with the rest", style="yellow")
+        raise
+    progress.end()
+    if output is Format.JSON:
+        emit_list(views, [], output, none="")
+    _conclude(tally, past)
+    return tally
+
+
+def _conclude(tally: Tally, past: str) -> None:
+    say(f"{tally.done:,} {past}{f', {tally.left:,} left:' if tally.left else ''}")
+    for why, count in tally.why.most_common(REASONS_SHOWN_MAX):
+        say(f"  {count:,}: {why}", style="yellow")
+    if len(tally.why) > REASONS_SHOWN_MAX:
+        say(f"  and {len(tally.why) - REASONS_SHOWN_MAX} more reasons; -o jsonl has each")
+
+
+def _view(one: Decided) -> View:
+    if one.refusal is None:
+        return {"id": one.run_id, "done": True}
+    return {"id": one.run_id, "done": False, "error": str(one.refusal)}
+
+
+class _Progress:
+    """How far it is, on stderr: a line that moves on a terminal, and now and then a line elsewhere."""
+
+    def __init__(self, matching: int) -> None:
+        self._matching = matching
+        self._shown_at = time.monotonic()
+        self._moves = is_terminal(sys.stderr)
+
+    def show(self, tally: Tally, past: str) -> None:
+        decided = tally.done + tally.left
+        told = f"{decided:,} of {self._matching:,}: {tally.done:,} {past}, {tally.left:,} left"
+        if self._moves:
+            click.echo(f"\r{told} ", nl=False, err=True)
+        elif time.monotonic() - self._shown_at >= PROGRESS_SECONDS:
+            self._shown_at = time.monotonic()
+            say(told)
+
+    def end(self) -> None:
+        if self._moves:
+            click.echo("\r\033[K", nl=False, err=True)
+
+
+def _same_command(*, without: str) -> str:
+    return shlex.join(["agentq", *(argument for argument in sys.argv[1:] if argument != without)])
