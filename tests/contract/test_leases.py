@@ -203,6 +203,22 @@ class TestLeases:
         assert not subject.leases.bury(step(), "host/boot/11-1/")
         assert subject.leases.acquire(step(), ANN, LONG) is LeaseAnswer.HELD_BY_OTHER
 
+    def test_an_attempt_that_was_lost_may_be_let_start_again(self, subject: Subject) -> None:
+        """Under a standing fence a dead call's attempt starts once more, as a question about it."""
+        subject.leases.acquire(step(), ANN, LONG)
+        subject.leases.bury(step(), ANN)
+        assert subject.leases.unmark(step())
+        assert subject.leases.unmark(step())
+        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD
+
+    def test_neither_the_living_nor_another_attempt_loses_its_mark(self, subject: Subject) -> None:
+        """Or it would start a second time, and its crash would be forgotten."""
+        subject.leases.acquire(step(2), ANN, LONG)
+        assert not subject.leases.unmark(step(2))
+        subject.leases.bury(step(2), ANN)
+        assert not subject.leases.unmark(step(1))
+        assert subject.leases.acquire(step(2), BOB, LONG) is LeaseAnswer.ALREADY_STARTED
+
 
 class TestRedisLeases:
     def make(self, url: str, deployment: str = "d1", prefix: str = "agentq") -> RedisLeases:
@@ -220,6 +236,7 @@ class TestRedisLeases:
             lambda: leases.acquire(step(), ANN, LONG),
             lambda: leases.renew(step(), ANN, LONG),
             lambda: leases.bury(step(), BOB),
+            lambda: leases.unmark(step()),
             lambda: leases.survey([step(number=number) for number in range(500)]),
             lambda: leases.release(step(), ANN),
         ]

@@ -182,6 +182,30 @@ def test_nothing_is_asked_about_another_fence_or_attempt(stage: Stage) -> None:
     assert not stage.steps.ask_again(request)
 
 
+def test_the_keeper_s_question_is_counted_and_dispatched_at_once(stage: Stage) -> None:
+    """The step was dispatched already, to whoever died over it; its next delivery asks."""
+    run_id = asked_about(stage, deadline_seconds=20)
+    before = stage.runs.run(run_id).steps[1].dispatched_at
+    wakeup = stage.keeping.ask_probe(stage.ref(run_id, FIRST_CALL), run_id)
+    run = stage.runs.run(run_id)
+    assert wakeup is not None and (wakeup.ref, wakeup.agent) == (stage.ref(run_id, FIRST_CALL), "support")
+    assert run.pending_effect is not None and run.pending_effect.probes == 1
+    dispatched_at = run.steps[1].dispatched_at
+    assert before is not None and dispatched_at is not None and dispatched_at > before
+
+
+def test_the_keeper_asks_nothing_about_what_has_moved_on(stage: Stage) -> None:
+    """What it read may be old."""
+    run_id = asked_about(stage, deadline_seconds=20)
+    ref = stage.ref(run_id, FIRST_CALL)
+    assert stage.keeping.ask_probe(ref, "another") is None
+    assert stage.keeping.ask_probe(replace(ref, attempt=2), run_id) is None
+    stage.steps.settle(write_of(stage, run_id, PLAIN))
+    assert stage.keeping.ask_probe(ref, run_id) is None
+    plain = stage.fenced()
+    assert stage.keeping.ask_probe(stage.ref(plain, FIRST_CALL), plain) is None
+
+
 # --- Outcomes that come when somebody was called for ----------------------------------------------------------------
 
 

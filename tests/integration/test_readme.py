@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentq import AgentQ
+from agentq import AgentQ, ToolContext
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
 from agentq.config.settings import Settings
 from agentq.domain.model import RunStatus
+from agentq.domain.probes import ProbeVerdict
 from tests.support.databases import fresh_sqlite
 from tests.support.valkey import ValkeyServer
 from tests.support.waiting import eventually
@@ -57,7 +59,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 def test_every_python_block_is_marked_and_run_by_a_test() -> None:
     """An example that no test runs is soon wrong."""
     names = re.findall(r"(?:<!-- test: (\w+) -->\n)?```python\n", README.read_text())
-    assert names == ["agents", "client", "celery"]
+    assert names == ["agents", "probe", "client", "celery"]
 
 
 def test_every_command_is_there_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +72,38 @@ def test_every_command_is_there_with_its_options(capsys: pytest.CaptureFixture[s
         assert run_command([*path, "--help"]) == ExitCode.DONE
         told = capsys.readouterr().out
         assert all(option in told for option in words if option.startswith("-")), words
+
+
+PAYMENTS = """
+class Provider:
+    def __init__(self):
+        self.refunds = {}
+
+    def refund(self, order_id, amount_cents, reference):
+        self.refunds[reference] = {"order": order_id}
+        raise OSError("the reply is lost")
+
+    def find(self, reference):
+        return self.refunds.get(reference)
+
+provider = Provider()
+"""
+
+
+def test_the_probe_example_finds_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the key that the call had, and nothing before there was a call."""
+    (tmp_path / "payments.py").write_text(PAYMENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module: dict[str, Any] = {}
+    exec(example("probe"), module)
+    refund, context = module["send_refund"], ToolContext(idempotency_key="key 17")
+    arguments = {"order_id": "17", "amount_cents": 4200}
+    assert refund.ask(context, arguments).verdict is ProbeVerdict.DID_NOT_HAPPEN
+    with pytest.raises(OSError, match="lost"):
+        refund.call(context, arguments)
+    report = refund.ask(context, arguments)
+    assert (report.verdict, report.result) == (ProbeVerdict.HAPPENED, {"order": "17"})
+    assert refund.ask(ToolContext(idempotency_key="key 18"), arguments).verdict is ProbeVerdict.DID_NOT_HAPPEN
 
 
 def test_the_client_example_prints_the_answer(settings: Settings) -> None:
