@@ -5,6 +5,7 @@ come to what it comes to one after the other: a twin run shows that, and is comp
 """
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import Charge, DeadLetterReason, Decision, StepRef
 from agentq.domain.outcomes import Join, Recorded, Retried, Stopped
-from agentq.ports import FenceRequest, Ruling, Settlement
+from agentq.domain.replay import Copying
+from agentq.ports import FenceRequest, Replaying, Ruling, Settlement
 from tests.support.databases import fresh_postgresql
 from tests.support.invariants import check_invariants
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
@@ -124,6 +126,27 @@ def fencing(name: str, effect: ToolEffect) -> Move:
             owner=name,
             tool="pay",
             effect=effect,
+def replaying_among_many(stores: Stores, run_id: str) -> object:
+    (decided,) = stores.decisions.decide_many([run_id], Replaying(), actor="ann", reason="test")
+    if decided.refusal is not None:
+        raise decided.refusal
+    return [wakeup.ref.number for wakeup in decided.wakeups]
+
+
+def discarding(stores: Stores, run_id: str) -> object:
+    return stores.decisions.discard(run_id, actor="ann", reason="test")
+
+
+def copying(*repeat_writes: int) -> Move:
+    asked = Copying(from_step=FIRST_CALL, repeat_writes=frozenset(repeat_writes))
+
+    def move(stores: Stores, run_id: str) -> object:
+        wakeups = stores.decisions.copy(run_id, uuid.uuid4().hex, asked, actor="ann", reason="test")
+        return [wakeup.ref.number for wakeup in wakeups]
+
+    return move
+
+
             deadline_seconds=30,
             settles_within_seconds=0,
         )
@@ -176,6 +199,20 @@ SCENES: dict[str, tuple[Callable[[Stage], str], dict[str, Move]]] = {
             "requeue": settling("requeue", crashed, effect=KEYED),
             "stop": settling("stop", stopped, effect=KEYED),
             "hand back": handing_back,
+            "replay among many": replaying_among_many,
+            "discard": discarding,
+            "copy": copying(FIRST_CALL),
+        },
+    ),
+    "a dead letter": (
+        lambda stage: stage.failed(READ, READ, KEYED),
+        {
+            "settle": settling("settle", done),
+            "replay": replaying,
+            "replay among many": replaying_among_many,
+            "discard": discarding,
+            "copy": copying(),
+            "cancel": cancelling,
             "republish": republishing,
             "cancel": cancelling,
         },
@@ -261,7 +298,7 @@ def test_two_at_once_come_to_what_one_after_the_other_does(
     twin, run_id = prepare(theatre.stage), prepare(theatre.stage)
     serial = [answer_of(moves[name], theatre.stores, twin) for name in (first, second)]
 
-    holds_functions = scene != "an unknown write"  # Nothing fits there: all take the general path.
+    holds_functions = scene not in ("an unknown write", "a dead letter")  # Nothing fits there: all go the general way.
     at_once = answers_at_once(theatre, run_id, moves[first], moves[second], holds_functions=holds_functions)
 
     assert at_once == serial
