@@ -5,8 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
+from agentq.domain.decisions import Choice as Choice
+from agentq.domain.decisions import Discarding as Discarding
+from agentq.domain.decisions import Replaying as Replaying
+from agentq.domain.decisions import Ruling as Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
@@ -14,7 +18,6 @@ from agentq.domain.model import (
     DeadLetter,
     DeadLetterGroup,
     DeadLetterReason,
-    Decision,
     Event,
     Fence,
     Json,
@@ -394,43 +397,12 @@ class KeeperStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
-    """A person's (or probe's) word on an unknown write. `result` with HAPPENED; `looked_at` with DID_NOT_HAPPEN: when
-    they looked (UTC), None for now."""
-
-    decision: Decision
-    result: Json = None
-    looked_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replaying:
-    """A person's wish to run a run again from where it stopped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discarding:
-    """A person's word that a run is given up: it stays failed, and an unknown write stays unknown."""
-
-
-Choice: TypeAlias = Ruling | Replaying | Discarding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """What became of one run among many that were decided about. `refusal` says why nothing was changed."""
 
     run_id: str
     refusal: AgentqError | None = None
     wakeups: tuple[Wakeup, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenDeadLetter:
-    """A dead letter by its number, and its run."""
-
-    number: int
-    run_id: str
 
 
 class DecisionStore(Protocol):
@@ -448,11 +420,8 @@ class DecisionStore(Protocol):
         """How many are open that match, and the highest number of any that is."""
         ...
 
-    def page_of_dead_letters(
-        self, filters: RunFilter, *, after: str, number_max: int, limit: int
-    ) -> list[OpenDeadLetter]:
-        """The next open ones behind run id `after`, in the order of their runs' ids; none that came after that
-        number."""
+    def page_of_dead_letters(self, filters: RunFilter, *, after: str, number_max: int, limit: int) -> list[str]:
+        """The next runs behind run id `after` whose open one matches, in order; none that came after that number."""
         ...
 
     def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:

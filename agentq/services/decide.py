@@ -38,11 +38,10 @@ def decide(
         )
         if not page:
             return
-        after, left = page[-1].run_id, left - len(page)
+        after, left = page[-1], left - len(page)
         if not is_rehearsal:
             pace.wait()
-        run_ids = [letter.run_id for letter in page]
-        decided = decisions.decide_many(run_ids, choice, actor=actor, reason=reason, is_rehearsal=is_rehearsal)
+        decided = decisions.decide_many(page, choice, actor=actor, reason=reason, is_rehearsal=is_rehearsal)
         if not is_rehearsal:
             wakeups = [wakeup for one in decided for wakeup in one.wakeups]
             publish_within(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)

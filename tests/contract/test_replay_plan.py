@@ -445,8 +445,8 @@ def test_pages_come_in_the_order_of_run_ids_without_what_came_later(stage: Stage
     later = stage.failed(READ)
     pages, after = [], ""
     while page := stage.decisions.page_of_dead_letters(RunFilter(), after=after, number_max=number_max, limit=2):
-        after = page[-1].run_id
-        pages.append([letter.run_id for letter in page])
+        after = page[-1]
+        pages.append(page)
     assert (count, pages) == (5, [run_ids[:2], run_ids[2:4], run_ids[4:]])
     assert all(later not in page for page in pages)
 

@@ -13,7 +13,6 @@ from agentq.ports import (
     Decided,
     DecisionStore,
     Discarding,
-    OpenDeadLetter,
     Replaying,
     RunFilter,
     RunStore,
@@ -50,11 +49,9 @@ class Letters:
     def count_dead_letters(self, filters: RunFilter) -> tuple[int, int]:
         return len(self.open), max(self.open.values(), default=0)
 
-    def page_of_dead_letters(
-        self, filters: RunFilter, *, after: str, number_max: int, limit: int
-    ) -> list[OpenDeadLetter]:
+    def page_of_dead_letters(self, filters: RunFilter, *, after: str, number_max: int, limit: int) -> list[str]:
         page = sorted(run_id for run_id, number in self.open.items() if run_id > after and number <= number_max)
-        return [OpenDeadLetter(number=self.open[run_id], run_id=run_id) for run_id in page[:limit]]
+        return page[:limit]
 
     def decide_many(
         self, run_ids: Sequence[str], choice: Choice, *, actor: str, reason: str, is_rehearsal: bool = False

@@ -35,7 +35,7 @@ from agentq.domain.errors import (
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Fence, RunStatus, Step, StepState
 from agentq.domain.replay import Copying, ReplayPlan, plan_copy, plan_replay, refusal_to_copy
-from agentq.ports import Choice, Decided, Discarding, OpenDeadLetter, Replaying, Ruling, RunFilter, Wakeup
+from agentq.ports import Choice, Decided, Discarding, Replaying, Ruling, RunFilter, Wakeup
 
 # In the order of their ids, as everybody locks several.
 _lock_runs = (
@@ -75,11 +75,9 @@ class SqlDecisionStore:
         with self._database.reading() as connection:
             return count_of_open(connection, filters)
 
-    def page_of_dead_letters(
-        self, filters: RunFilter, *, after: str, number_max: int, limit: int
-    ) -> list[OpenDeadLetter]:
+    def page_of_dead_letters(self, filters: RunFilter, *, after: str, number_max: int, limit: int) -> list[str]:
         with self._database.reading() as connection:
-            return page_of_open(connection, filters, after=after, number_max=number_max, limit=limit)
+            return list(page_of_open(connection, filters, after=after, number_max=number_max, limit=limit))
 
     def resolve(self, run_id: str, ruling: Ruling, *, actor: str, reason: str) -> Step:
         with self._changing(run_id, actor) as change:

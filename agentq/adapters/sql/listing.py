@@ -1,5 +1,6 @@
 """Reading dead letters: one by one, by what they have in common, and page by page for whoever decides about many."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from agentq.adapters.sql.rows import dead_letter_from
 from agentq.adapters.sql.schema import dead_letters, runs
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetter, DeadLetterGroup, DeadLetterReason
-from agentq.ports import OpenDeadLetter, RunFilter
+from agentq.ports import RunFilter
 
 GROUPS_MAX = 1000  # Far more than a person reads; an endless variety of errors mustn't become an endless answer.
 
@@ -69,15 +70,15 @@ def count_of_open(connection: Connection, filters: RunFilter) -> tuple[int, int]
 
 def page_of_open(
     connection: Connection, filters: RunFilter, *, after: str, number_max: int, limit: int
-) -> list[OpenDeadLetter]:
-    """The next ones that match, in the order of their runs' ids, without those that came after number `number_max`."""
+) -> Sequence[str]:
+    """The next runs whose open one matches, in the order of their ids, without those that came after that number."""
     page = (
-        _of_open(filters, dead_letters.c.id, dead_letters.c.run_id)
+        _of_open(filters, dead_letters.c.run_id)
         .where(dead_letters.c.run_id > after, dead_letters.c.id <= number_max)
         .order_by(dead_letters.c.run_id)
         .limit(limit)
     )
-    return [OpenDeadLetter(number=row.id, run_id=row.run_id) for row in connection.execute(page)]
+    return connection.execute(page).scalars().all()
 
 
 def _of_open(filters: RunFilter, *columns: Any) -> Select[Any]:
