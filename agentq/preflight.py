@@ -9,7 +9,7 @@ import sys
 
 from agentq.bootstrap import Wiring
 from agentq.checks.finding import refusals, warnings
-from agentq.checks.servers import look_at_database, look_at_mark, look_at_redis
+from agentq.checks.servers import look_at_database, look_at_mark, look_at_outcomes, look_at_redis
 from agentq.config.settings import load_settings
 from agentq.domain.errors import AgentqError
 
@@ -18,7 +18,8 @@ def main() -> int:
     """The exit code."""
     try:
         with Wiring(load_settings()) as wiring:
-            findings = [finding for look in (look_at_database, look_at_redis, look_at_mark) for finding in look(wiring)]
+            looks = (look_at_database, look_at_redis, look_at_mark, look_at_outcomes)
+            findings = [finding for look in looks for finding in look(wiring)]
             refused = [finding.line for finding in refusals(findings)]
             if refused:
                 return _refuse(refused)

@@ -14,7 +14,7 @@ from redis import RedisError
 from agentq.domain.errors import BrokerUnavailableError
 
 QUESTION = "agentq_facts"  # The remote control command by which workers are asked.
-ANSWER_SECONDS = 1.5  # A worker's main process answers at once, whatever its pool does.
+ANSWER_SECONDS = 2.0  # A worker's main process answers at once, whatever its pool does.
 OUR_TASKS = "agentq."
 
 

@@ -11,7 +11,7 @@ from agentq.adapters.worker_facts import WorkerFacts, ask_workers
 from agentq.bootstrap import Wiring
 from agentq.checks.deployment import Waiting, judge_agents, judge_dead_letters, judge_keeper, judge_queues
 from agentq.checks.finding import Finding, error, note, ok
-from agentq.checks.servers import look_at_database, look_at_mark, look_at_redis
+from agentq.checks.servers import look_at_database, look_at_mark, look_at_outcomes, look_at_redis
 from agentq.checks.settings import judge_agents_module, judge_flower, judge_settings, tool_deadlines
 from agentq.checks.worker import judge_worker
 from agentq.config.celery import QUEUES
@@ -53,7 +53,8 @@ def look_at_everything(wiring: Wiring, environ: Mapping[str, str]) -> list[Findi
     of_runs = _Look("runs", lambda: _look_at_what_waits(wiring, sight)).findings(gives_up_at)
     if redis.is_complete:
         findings += _Look("keeper", lambda: _look_at_marks_and_keeper(wiring, sight)).findings(gives_up_at)
-    return findings + of_runs
+    outcomes = _Look("outcome files", lambda: look_at_outcomes(wiring))
+    return findings + of_runs + outcomes.findings(gives_up_at)
 
 
 @dataclass(slots=True)

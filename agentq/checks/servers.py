@@ -1,13 +1,15 @@
-"""Look at the database and at Redis, as a worker's start and the doctor both do. Changes nothing."""
+"""Look at what a worker depends on, before it starts and whenever the doctor is asked. Changes nothing."""
 
 from collections.abc import Iterator
 
+from agentq.adapters.outcome_facts import examine_outcomes
 from agentq.adapters.redis.client import redis_client
 from agentq.adapters.redis.examine import examine_redis
 from agentq.adapters.sql.examine import examine_database
 from agentq.bootstrap import Wiring
 from agentq.checks.database import judge_database
 from agentq.checks.finding import Finding, broken_promise, note, ok
+from agentq.checks.outcomes import judge_outcomes
 from agentq.checks.redis import judge_redis
 from agentq.domain.errors import ConfigurationError
 
@@ -42,6 +44,11 @@ def look_at_mark(wiring: Wiring) -> Findings:
         yield ok("deployment", "Redis is marked as this database's")
     else:
         yield note("deployment", "Redis has no mark yet", why="the first worker that starts makes it")
+
+
+def look_at_outcomes(wiring: Wiring) -> Findings:
+    """What waits in the home, and whether more can be kept in it."""
+    yield from judge_outcomes(examine_outcomes(wiring.settings.home, wiring.deployment))
 
 
 def _look_at_server(subject: str, url: str, *, holds_messages: bool) -> Findings:

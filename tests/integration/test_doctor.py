@@ -56,6 +56,16 @@ def examined(settings: Settings, **environ: str) -> dict[str, list[Finding]]:
     return by_subject
 
 
+def examined_with_answer(settings: Settings, worker: str) -> dict[str, list[Finding]]:
+    """Once that worker answers in time: on a busy machine it may not at once."""
+
+    def look() -> dict[str, list[Finding]] | None:
+        found = examined(settings)
+        return found if f"worker {worker}" in found else None
+
+    return eventually(look, seconds=45, what=f"{worker} answers")
+
+
 def levels(settings: Settings, subject: str) -> list[str]:
     return [finding.level.value for finding in examined(settings)[subject]]
 
@@ -284,7 +294,7 @@ class TestDeployment:
         worker = WorkerProcess("tools", settings, tmp_path, arguments=("--hostname", "tools@here", "-c", "1"))
         with running(worker), Wiring(settings) as wiring:
             eventually(wiring.nudges.leader, what="the keeper beside it leads")
-            found = examined(settings)
+            found = examined_with_answer(settings, "tools@here")
         [finding] = found["worker tools@here"]
         assert finding.found == "prefork x 1, serves agentq.control, agentq.tools"
         assert {name for name in found if name.startswith("queue ")} == {"queue agentq.model", "queue agentq.isolated"}
@@ -300,7 +310,7 @@ class TestDeployment:
             *("--prefetch-multiplier", "4", "--time-limit", "60", "--hostname", "own@here"),
         )
         with running(worker):
-            found = examined(settings)
+            found = examined_with_answer(settings, "own@here")
             log = worker.log()
         told = {finding.found for finding in found["worker own@here"]}
         assert told == {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentq.adapters.filesystem import filesystem_in, mounts_of_linux, mounts_of_macos
+from agentq.adapters.outcome_facts import OutcomeFacts, examine_outcomes
 from agentq.adapters.redis import examine as redis_examine
 from agentq.adapters.redis.examine import RedisFacts
 from agentq.adapters.redis.nudges import Leader
@@ -18,6 +19,7 @@ from agentq.adapters.worker_facts import WorkerFacts, as_message, facts_from
 from agentq.checks.database import judge_database
 from agentq.checks.deployment import Waiting, judge_agents, judge_dead_letters, judge_keeper, judge_queues
 from agentq.checks.finding import Finding, Level, refusals, warnings
+from agentq.checks.outcomes import judge_outcomes
 from agentq.checks.redis import judge_redis
 from agentq.checks.settings import judge_flower, judge_settings
 from agentq.checks.worker import judge_worker
@@ -244,6 +246,42 @@ class TestWorker:
         assert facts_from("tools@here", told) == WORKER
         assert facts_from("tools@here", {**told, "of_the_next_version": 1}) == WORKER
         assert facts_from("old@here", {"error": "KeyError('agentq_facts')"}).is_told is False
+
+
+class TestOutcomes:
+    FACTS = OutcomeFacts(folder=Path("/data/outcomes"), free_bytes=10**9, filesystem="ext4")
+
+    @pytest.mark.parametrize(
+        ("changes", "expected", "says"),
+        [
+            ({}, "ok", ""),
+            ({"waiting": 1, "oldest_seconds": 5.0}, "note", "1 wait to be recorded"),
+            ({"waiting": 2, "oldest_seconds": 90.0}, "warning", "2 wait to be recorded, the oldest for 90 s"),
+            ({"rejected": 1}, "warning", "1 were set aside"),
+            ({"foreign": 1}, "warning", "1 are of other deployments"),
+            ({"is_writable": False}, "warning", "can't be written to"),
+            ({"free_bytes": 10**6}, "warning", "is full"),
+            ({"filesystem": "tmpfs"}, "note", "in memory"),
+        ],
+    )
+    def test_a_known_outcome_must_not_be_forgotten(self, changes: dict[str, Any], expected: str, says: str) -> None:
+        """It lies there because the database didn't take it."""
+        findings = list(judge_outcomes(replace(self.FACTS, **changes)))
+        assert verdict(findings) == expected
+        assert says in the_worst(findings).line
+
+    def test_files_are_counted_by_whose_they_are(self, tmp_path: Path) -> None:
+        """Looking sets none of them aside, and makes no folder."""
+        assert examine_outcomes(tmp_path / "not" / "yet", "mine").waiting == 0
+        for name in ("mine/a.json", "mine/b.json", "mine/c.json.rejected", "mine/d.unfinished", "theirs/e.json"):
+            path = tmp_path / "outcomes" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("no JSON")
+        facts = examine_outcomes(tmp_path, "mine")
+        assert (facts.waiting, facts.rejected, facts.foreign, facts.is_writable) == (2, 1, 1, True)
+        assert sorted(path.name for path in tmp_path.rglob("*.*")) == [
+            *("a.json", "b.json", "c.json.rejected", "d.unfinished", "e.json")
+        ]
 
 
 class TestDeployment:
