@@ -8,14 +8,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any, TypeAlias
 
 import psycopg
 import pytest
-from sqlalchemy import Connection
 
 from agentq.adapters.sql.deciding import SqlDecisionStore
 from agentq.adapters.sql.engine import Database
@@ -27,46 +26,14 @@ from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import Charge, DeadLetterReason, Decision, StepRef
 from agentq.domain.outcomes import Join, Recorded, Retried, Stopped
+from agentq.domain.probes import ProbeVerdict
 from agentq.domain.replay import Copying
-from agentq.ports import FenceRequest, Replaying, Ruling, Settlement
+from agentq.ports import FenceRequest, NextProbe, ProbeWord, Replaying, Ruling, Settlement
 from tests.support.databases import fresh_postgresql
+from tests.support.held_database import WAIT_SECONDS, HeldDatabase
 from tests.support.invariants import check_invariants
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 from tests.support.waiting import eventually
-
-WAIT_SECONDS = 10.0
-
-
-class HeldDatabase(Database):
-    """Its transactions stop before their COMMIT until they are let go."""
-
-    def __init__(self, url: str, *, holds_functions: bool) -> None:
-        """`holds_functions` False: a function that finds that it doesn't fit isn't the transaction to hold."""
-        super().__init__(url, application_name="held")
-        self._holds_functions = holds_functions
-        self.has_arrived = threading.Event()
-        self.may_commit = threading.Event()
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        with super().writing() as connection:
-            yield connection
-            self._hold()
-
-    @contextmanager
-    def raw(self) -> Iterator[Any]:
-        with super().raw() as connection:
-            if not self._holds_functions:
-                yield connection
-                return
-            connection.execute("BEGIN")
-            yield connection
-            self._hold()
-            connection.execute("COMMIT")
-
-    def _hold(self) -> None:
-        self.has_arrived.set()
-        assert self.may_commit.wait(WAIT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +93,6 @@ def fencing(name: str, effect: ToolEffect) -> Move:
             owner=name,
             tool="pay",
             effect=effect,
-def replaying_among_many(stores: Stores, run_id: str) -> object:
-    (decided,) = stores.decisions.decide_many([run_id], Replaying(), actor="ann", reason="test")
-    if decided.refusal is not None:
-        raise decided.refusal
-    return [wakeup.ref.number for wakeup in decided.wakeups]
-
-
-def discarding(stores: Stores, run_id: str) -> object:
-    return stores.decisions.discard(run_id, actor="ann", reason="test")
-
-
-def copying(*repeat_writes: int) -> Move:
-    asked = Copying(from_step=FIRST_CALL, repeat_writes=frozenset(repeat_writes))
-
-    def move(stores: Stores, run_id: str) -> object:
-        wakeups = stores.decisions.copy(run_id, uuid.uuid4().hex, asked, actor="ann", reason="test")
-        return [wakeup.ref.number for wakeup in wakeups]
-
-    return move
-
-
             deadline_seconds=30,
             settles_within_seconds=0,
         )
@@ -178,8 +124,68 @@ def ruling(ruling: Ruling) -> Move:
     return move
 
 
+def by_probe(name: str, change: Recorded | Retried, verdict: ProbeVerdict) -> Move:
+    def move(stores: Stores, run_id: str) -> object:
+        settlement = Settlement(
+            ref=first_call(run_id),
+            owner=name,
+            effect=PLAIN,
+            change=change,
+            fence_id=run_id,
+            probe=ProbeWord(verdict=verdict, looked_at=datetime.now(UTC)),
+        )
+        return stores.steps.settle(settlement)
+
+    return move
+
+
+def asking_again(stores: Stores, run_id: str) -> object:
+    request = NextProbe(
+        ref=first_call(run_id),
+        fence_id=run_id,
+        owner="prober",
+        verdict=ProbeVerdict.NOT_YET,
+        wait_seconds=60,
+        waits_for_fence=False,
+    )
+    return stores.steps.ask_again(request)
+
+
+def asking_probe(stores: Stores, run_id: str) -> object:
+    wakeup = stores.keeping.ask_probe(first_call(run_id), run_id)
+    return wakeup and wakeup.ref.number
+
+
+def asked_about(stage: Stage) -> str:
+    """Its time is over, so the probe is believed whatever it says."""
+    run_id = stage.fenced(PLAIN, deadline_seconds=-60, others=(READ,))
+    stage.change_run(run_id, pending_effect_has_probe=True)
+    return run_id
+
+
 def replaying(stores: Stores, run_id: str) -> object:
     return [wakeup.ref.number for wakeup in stores.decisions.replay(run_id, actor="ann", reason="test")]
+
+
+def replaying_among_many(stores: Stores, run_id: str) -> object:
+    (decided,) = stores.decisions.decide_many([run_id], Replaying(), actor="ann", reason="test")
+    if decided.refusal is not None:
+        raise decided.refusal
+    return [wakeup.ref.number for wakeup in decided.wakeups]
+
+
+def discarding(stores: Stores, run_id: str) -> object:
+    return stores.decisions.discard(run_id, actor="ann", reason="test")
+
+
+def copying(*repeat_writes: int) -> Move:
+    asked = Copying(from_step=FIRST_CALL, repeat_writes=frozenset(repeat_writes))
+
+    def move(stores: Stores, run_id: str) -> object:
+        wakeups = stores.decisions.copy(run_id, uuid.uuid4().hex, asked, actor="ann", reason="test")
+        return [wakeup.ref.number for wakeup in wakeups]
+
+    return move
 
 
 done = Recorded(result="done", then=Join())
@@ -199,20 +205,6 @@ SCENES: dict[str, tuple[Callable[[Stage], str], dict[str, Move]]] = {
             "requeue": settling("requeue", crashed, effect=KEYED),
             "stop": settling("stop", stopped, effect=KEYED),
             "hand back": handing_back,
-            "replay among many": replaying_among_many,
-            "discard": discarding,
-            "copy": copying(FIRST_CALL),
-        },
-    ),
-    "a dead letter": (
-        lambda stage: stage.failed(READ, READ, KEYED),
-        {
-            "settle": settling("settle", done),
-            "replay": replaying,
-            "replay among many": replaying_among_many,
-            "discard": discarding,
-            "copy": copying(),
-            "cancel": cancelling,
             "republish": republishing,
             "cancel": cancelling,
         },
@@ -248,6 +240,32 @@ SCENES: dict[str, tuple[Callable[[Stage], str], dict[str, Move]]] = {
             "it happened": ruling(happened),
             "it did not happen": ruling(did_not_happen),
             "replay": replaying,
+            "replay among many": replaying_among_many,
+            "discard": discarding,
+            "copy": copying(FIRST_CALL),
+        },
+    ),
+    "a dead letter": (
+        lambda stage: stage.failed(READ, READ, KEYED),
+        {
+            "settle": settling("settle", done),
+            "replay": replaying,
+            "replay among many": replaying_among_many,
+            "discard": discarding,
+            "copy": copying(),
+            "cancel": cancelling,
+        },
+    ),
+    "a plain write that is asked about": (
+        asked_about,
+        {
+            "settle": settling("settle", done, effect=PLAIN, is_fenced=True),
+            "the probe says: happened": by_probe("happened", done, ProbeVerdict.HAPPENED),
+            "the probe says: did not happen": by_probe("nothing", crashed, ProbeVerdict.DID_NOT_HAPPEN),
+            "the probe says: not yet": asking_again,
+            "ask the probe": asking_probe,
+            "show as unknown": settling("show", unknown, effect=PLAIN, is_fenced=True),
+            "cancel": cancelling,
         },
     ),
     "two reads side by side": (
