@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.domain.agents import Registry
     from agentq.domain.failures import FailureClassifier
     from agentq.domain.retry import RetryPolicy
-    from agentq.ports import DecisionStore, Dispatcher, KeeperStore, RunStore, StepStore
+    from agentq.ports import DecisionStore, Dispatcher, KeeperStore, PauseStore, RunStore, StepStore
     from agentq.services.execute import StepExecutor
     from agentq.services.heartbeat import Heartbeat
     from agentq.services.interact import Interaction
@@ -87,6 +87,12 @@ class Wiring:
         from agentq.adapters.sql.deciding import SqlDecisionStore
 
         return SqlDecisionStore(self.database)
+
+    @cached_property
+    def pausing(self) -> "PauseStore":
+        from agentq.adapters.sql.pausing import SqlPauseStore
+
+        return SqlPauseStore(self.database)
 
     @property
     def deployment(self) -> str:

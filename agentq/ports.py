@@ -35,6 +35,7 @@ from agentq.domain.outcomes import Recorded as Recorded
 from agentq.domain.outcomes import Retried as Retried
 from agentq.domain.outcomes import Stopped as Stopped
 from agentq.domain.outcomes import Turn as Turn
+from agentq.domain.pauses import Pause
 from agentq.domain.probes import ProbeVerdict
 from agentq.domain.replay import Copying, ReplayPlan
 
@@ -111,6 +112,7 @@ class FenceVerdict(StrEnum):
     STAMPED = "stamped"  # It stands and is ours, by this call or by an earlier try of it.
     FENCE_STANDS = "fence_stands"  # Another write is in flight, or unknown.
     MOVED_ON = "moved_on"  # The run ended, is to be cancelled, or another attempt is up.
+    PAUSED = "paused"  # A person paused the tool: nothing is stamped, and nothing must be called.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +192,9 @@ class StepStore(Protocol):
         ...
 
     def fence(self, request: FenceRequest) -> FenceVerdict:
-        """Stamp `pending_effect`, durably, if the run is active, no cancel is requested, the attempt is up and no
-        fence stands. Raises AuditRefusedError when the fence's event can't be stored: then nothing is stamped."""
+        """Stamp `pending_effect`, durably, if the run is active, no cancel is requested, the attempt is up, no fence
+        stands and the tool isn't paused. Raises AuditRefusedError when the fence's event can't be stored: then nothing
+        is stamped."""
         ...
 
     def take_back(self, ref: StepRef, fence_id: str, owner: str) -> bool:
@@ -201,6 +204,15 @@ class StepStore(Protocol):
 
     def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
         """Make the attempt available again later at no charge: it couldn't be started here. False: it moved on."""
+        ...
+
+    def park(self, ref: StepRef) -> bool:
+        """The attempt's tool is paused: make it available again later at no charge; the later, the longer the pause
+        lasts, and at once when it ends. False: it moved on."""
+        ...
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """What is paused now."""
         ...
 
     def ask_again(self, request: NextProbe) -> bool:
@@ -390,6 +402,32 @@ class KeeperStore(Protocol):
 
     def see_agents(self, agents: Mapping[str, int]) -> None:
         """A worker that serves these (name: input_bytes_max) is alive now; registers those that are new."""
+        ...
+
+
+# --- Pausing --------------------------------------------------------------------------------------------------------
+
+
+class PauseStore(Protocol):
+    """Tools that people switch off for a while. Each change is in the audit log."""
+
+    def pauses(self) -> tuple[Pause, ...]: ...
+
+    def pause(self, tool: str | None, agent: str | None, *, reads: bool, actor: str, reason: str) -> Pause:
+        """From when it returns, no write of that tool (for that agent) begins: every fence that is stamped later is
+        refused. Writes that are in flight go on. Pausing it again changes reads and reason."""
+        ...
+
+    def resume(self, tool: str | None, agent: str | None, *, actor: str, reason: str) -> int:
+        """End that pause and make the steps that waited for it due: how many. Raises NotFoundError."""
+        ...
+
+    def writes_in_flight(self, tool: str | None, agent: str | None) -> int:
+        """How many fences stand over calls of that tool (for that agent) in runs that are active."""
+        ...
+
+    def tools_seen(self) -> set[str]:
+        """The tools of steps that are open now, and of open dead letters."""
         ...
 
 

@@ -41,6 +41,7 @@ from agentq.ports import (
     Wakeup,
 )
 from agentq.services.heartbeat import Heartbeat, Lease
+from agentq.services.pauses import PauseBoard
 from agentq.services.probe import AskAgain, Prober
 from agentq.services.record import StepRecorder, not_kept
 
@@ -132,6 +133,7 @@ class StepExecutor:
         self._limits = limits
         self._new_owner = new_owner
         self._dispatcher = dispatcher
+        self._pauses = PauseBoard(store, clock)
         self._outcome_files = outcome_files
         self._prober = Prober(
             store=store,
@@ -210,6 +212,9 @@ class StepExecutor:
             return self._settle(attempt, _error_result(problem))
         if effect.is_write:
             return self._execute_write(attempt, tool)
+        if self._pauses.stops(agent=attempt.agent.name, tool=name, is_write=False):
+            self._store.park(attempt.ref)
+            return NOTHING
         ends_at = self._clock.elapsed_seconds() + self._deadline_seconds(tool)
         return self._settle(attempt, self._perform(attempt, tool, ends_at))
 
@@ -282,6 +287,8 @@ class StepExecutor:
                 self._clock.sleep(ASK_AGAIN_SECONDS)
         if verdict is not FenceVerdict.STAMPED:
             logger.info("fence refused run=%s step=%s: %s", ref.run_id, ref.number, verdict)
+        if verdict is FenceVerdict.PAUSED:
+            self._store.park(ref)
         return verdict is FenceVerdict.STAMPED
 
     def _take_back(self, ref: StepRef, request: FenceRequest) -> None:

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from agentq.domain.agents import Agent
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import ModelReply, StepKind, StepRef
+from agentq.domain.pauses import Pause
 from agentq.ports import (
     FenceRequest,
     FenceVerdict,
@@ -174,6 +175,12 @@ class ScriptedSteps:
 
     def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
         return self.script.play(self._real.hand_back, ref, due_in_seconds=due_in_seconds, why=why)
+
+    def park(self, ref: StepRef) -> bool:
+        return self.script.play(self._real.park, ref)
+
+    def pauses(self) -> tuple[Pause, ...]:
+        return self.script.play(self._real.pauses)
 
     def ask_again(self, request: NextProbe) -> bool:
         return self.script.play(self._real.ask_again, request)

@@ -9,6 +9,7 @@ from sqlalchemy import select, update
 from agentq.adapters.sql.deciding import SqlDecisionStore
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.keeping import SqlKeeperStore
+from agentq.adapters.sql.pausing import SqlPauseStore
 from agentq.adapters.sql.runs import SqlRunStore
 from agentq.adapters.sql.schema import runs, steps
 from agentq.adapters.sql.steps import SqlStepStore
@@ -31,12 +32,14 @@ class Stage:
     steps: SqlStepStore = field(init=False)
     keeping: SqlKeeperStore = field(init=False)
     decisions: SqlDecisionStore = field(init=False)
+    pausing: SqlPauseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.runs = SqlRunStore(self.database)
         self.steps = SqlStepStore(self.database)
         self.keeping = SqlKeeperStore(self.database)
         self.decisions = SqlDecisionStore(self.database)
+        self.pausing = SqlPauseStore(self.database)
 
     def queued(self, *, mode: RunMode = RunMode.QUEUED, agent: str = "support") -> str:
         """A new run."""

@@ -583,13 +583,13 @@ def stamp(spine: Spine, run_id: str) -> None:
 
 
 def test_a_read_needs_no_fence_and_no_limit(make_spine: MakeSpine) -> None:
-    """One commit a read: its result."""
+    """One commit a read: its result. What is paused is asked at most once a second."""
     act = Act()
     spine = make_spine(act.as_tool(READ))
     run_id = spine.asked("act")
     spine.call_limit.can_end_calls = False
     spine.execute(run_id)
-    assert spine.steps.script.calls == ["load", "settle"]
+    assert spine.steps.script.calls == ["load", "pauses", "settle"]
     assert (act.calls, spine.call_limit.limits) == (1, [])
 
 

@@ -177,6 +177,7 @@ steps = Table(
     Column("dispatched_at", UtcDateTime),  # Null: the dispatcher sees to it when it is due.
     Column("republished", Integer, nullable=False, server_default="0"),
     Column("handed_back_since", UtcDateTime),
+    Column("parked_since", UtcDateTime),  # Since when it waits for its tool, which is paused; null once it was woken.
     Column("is_isolated", Boolean, nullable=False, server_default=false()),
     Column("settled_by", Text),  # The owner whose settle changed it last: the same settlement again finds itself.
     Column("finished_at", UtcDateTime),
@@ -259,6 +260,17 @@ Index(
     sqlite_where=dead_letters.c.closed_at.is_(None),
 )
 Index("dead_letters_run_id", dead_letters.c.run_id)
+
+pauses = Table(
+    "pauses",
+    metadata,
+    Column("tool", Text, primary_key=True),  # Empty: every tool.
+    Column("agent", Text, primary_key=True),  # Empty: every agent.
+    Column("reads", Boolean, nullable=False),
+    Column("paused_at", UtcDateTime, nullable=False),
+    Column("paused_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
 
 agents = Table(
     "agents",

@@ -87,6 +87,7 @@ def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: 
         "dispatched_at": change.now if is_due else None,
         "republished": 0,
         "handed_back_since": None,
+        "parked_since": None,
         "is_isolated": bool(step["is_isolated"]) or retried.is_isolated,  # A suspect stays one.
         "settled_by": clean_text(settlement.owner),
         **_charged(retried.charge, step, change),

@@ -13,11 +13,13 @@ from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.functions import fence_by_function, settle_by_function
 from agentq.adapters.sql.loading import AttemptReader
+from agentq.adapters.sql.pausing import is_paused, parked_for, read_pauses
 from agentq.adapters.sql.rows import fence_from
 from agentq.adapters.sql.schema import runs
 from agentq.adapters.sql.settling import fence_data, fence_of, is_up, settle_under_lock
 from agentq.domain.model import Decision, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Recorded
+from agentq.domain.pauses import Pause, pause_of
 from agentq.ports import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, Verdict
 
 JUST_AFTER = timedelta(milliseconds=50)  # A moment that is later than another, to any clock.
@@ -91,6 +93,29 @@ class SqlStepStore:
             change.write()
             return True
 
+    def park(self, ref: StepRef) -> bool:
+        with self._database.locked(ref.run_id) as (connection, row):
+            if row is None:
+                return False
+            change = Change(connection, row, actor="agentq")
+            step = change.step(ref.number)
+            if step is None or not is_up(change, step, ref) or fence_of(change, ref.number) is not None:
+                return False
+            pause = pause_of(read_pauses(connection), agent=row.agent, tool=step["tool"], is_write=True)
+            due_at = change.now + parked_for(None if pause is None else change.now - pause.paused_at)
+            is_first = step["parked_since"] is None
+            change.change_step(
+                ref.number, due_at=due_at, dispatched_at=None, parked_since=step["parked_since"] or change.now
+            )
+            if is_first:
+                change.event(EventKind.STEP_PARKED, ref.number, ref.attempt, tool=step["tool"])
+            change.write()
+            return True
+
+    def pauses(self) -> tuple[Pause, ...]:
+        with self._database.reading() as connection:
+            return read_pauses(connection)
+
     def ask_again(self, request: NextProbe) -> bool:
         """Sent again after a lost reply, it counts one question more."""
         ref = request.ref
@@ -105,7 +130,7 @@ class SqlStepStore:
             due_at = change.now + timedelta(seconds=request.wait_seconds)
             if request.waits_for_fence:
                 due_at = max(due_at, (fence.settled_at or fence.deadline_at) + JUST_AFTER)
-            change.change_step(ref.number, due_at=due_at, dispatched_at=None, republished=0)
+            change.change_step(ref.number, due_at=due_at, dispatched_at=None, republished=0, parked_since=None)
             change.set(pending_effect_probes=fence.probes + 1)
             if request.error is not None and fence.error is None:
                 failure_class = request.failure_class and request.failure_class.value
@@ -147,6 +172,8 @@ class SqlStepStore:
                 return FenceVerdict.MOVED_ON
             if change.run["pending_effect_id"] is not None:
                 return FenceVerdict.FENCE_STANDS
+            if is_paused(connection, agent=row.agent, tool=request.tool, is_postgresql=self._database.is_postgresql):
+                return FenceVerdict.PAUSED
             change.set(
                 pending_effect_id=request.id,
                 pending_effect_number=ref.number,

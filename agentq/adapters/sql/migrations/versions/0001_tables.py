@@ -44,6 +44,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "sequence", name=op.f("events_pkey")),
     )
     op.create_table(
+        "pauses",
+        sa.Column("tool", sa.Text(), nullable=False),
+        sa.Column("agent", sa.Text(), nullable=False),
+        sa.Column("reads", sa.Boolean(), nullable=False),
+        sa.Column("paused_at", UtcDateTime(), nullable=False),
+        sa.Column("paused_by", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("tool", "agent", name=op.f("pauses_pkey")),
+    )
+    op.create_table(
         "runs",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("agent", sa.Text(), nullable=False),
@@ -141,6 +151,7 @@ def upgrade() -> None:
         sa.Column("dispatched_at", UtcDateTime()),
         sa.Column("republished", sa.Integer(), server_default="0", nullable=False),
         sa.Column("handed_back_since", UtcDateTime()),
+        sa.Column("parked_since", UtcDateTime()),
         sa.Column("is_isolated", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("settled_by", sa.Text()),
         sa.Column("finished_at", UtcDateTime()),

@@ -22,7 +22,7 @@ DECLARE
     r record;
     v_now timestamptz;
 BEGIN
-    SELECT status, cancel_requested, pending_effect_id, events_count INTO r
+    SELECT agent, status, cancel_requested, pending_effect_id, events_count INTO r
     FROM runs WHERE id = p_run_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN 'moved_on';
@@ -41,6 +41,12 @@ BEGIN
     END IF;
     IF r.pending_effect_id IS NOT NULL THEN
         RETURN 'fence_stands';
+    END IF;
+    -- Whoever pauses waits for the fences that are being stamped, and they for them: once a pause is committed, none
+    -- comes that didn't see it.
+    PERFORM pg_advisory_xact_lock_shared(hashtext('agentq pauses'));
+    IF EXISTS (SELECT FROM pauses WHERE tool IN ('', p_tool) AND agent IN ('', r.agent)) THEN
+        RETURN 'paused';
     END IF;
     v_now := clock_timestamp();
     INSERT INTO events (run_id, sequence, at, kind, number, attempt, actor, data)
