@@ -14,6 +14,7 @@ from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
+from agentq.domain.pauses import Pause
 from agentq.domain.replay import Copying, ReplayPlan
 from agentq.filters import parse_filters, parse_time
 from agentq.ports import Choice, Decided, Discarding, Replaying, Ruling, ServedAgent
@@ -292,6 +293,42 @@ class AgentQ:
             "runs": self._wiring.runs,
             "dispatcher": self._wiring.dispatcher,
         }
+
+    # --- Pausing tools ----------------------------------------------------------------------------------------------
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """What is paused now."""
+        return self._wiring.pausing.pauses()
+
+    def pause(
+        self,
+        tool: str | None = None,
+        *,
+        agent: str | None = None,
+        reads: bool = False,
+        reason: str = "",
+        actor: str | None = None,
+    ) -> Pause:
+        """Let calls of that tool (None: of every tool), for that agent (None: for every agent) wait.
+
+        From when it returns no write of them begins; those that are in flight go on. With `reads` reading calls wait
+        too, within a second. Steps that wait cost their runs nothing. Pausing again changes `reads` and `reason`.
+        """
+        return self._wiring.pausing.pause(tool, agent, reads=reads, actor=actor or self._actor, reason=reason)
+
+    def resume(
+        self, tool: str | None = None, *, agent: str | None = None, reason: str = "", actor: str | None = None
+    ) -> int:
+        """End the pause with the same tool and agent; returns how many steps waited for it. Raises NotFoundError."""
+        return self._wiring.pausing.resume(tool, agent, actor=actor or self._actor, reason=reason)
+
+    def writes_in_flight(self, tool: str | None = None, *, agent: str | None = None) -> int:
+        """How many calls of writing tools are under way in active runs, or have an outcome that nobody knows yet."""
+        return self._wiring.pausing.writes_in_flight(tool, agent)
+
+    def tools_seen(self) -> set[str]:
+        """The tools of steps that are open now, and of open dead letters; asks no agent's code."""
+        return self._wiring.pausing.tools_seen()
 
     # --- Running in this process ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Event, Fence, Run, Step
+from agentq.domain.pauses import Parked, Pause
 from agentq.domain.replay import PlannedStep, ReplayPlan
 
 
@@ -159,6 +160,21 @@ def _planned_view(step: PlannedStep) -> dict[str, Any]:
         "ruled_by": step.ruled_by,
         "ruled_at": time_text(step.ruled_at),
     }
+
+
+def pause_view(pause: Pause) -> dict[str, Any]:
+    return {
+        "tool": pause.tool,
+        "agent": pause.agent,
+        "reads": pause.reads,
+        "paused_at": time_text(pause.paused_at),
+        "paused_by": pause.paused_by,
+        "reason": pause.reason,
+    }
+
+
+def parked_view(parked: Parked) -> dict[str, Any]:
+    return {"step": parked.step.number, "tool": parked.step.tool, "pause": pause_view(parked.pause)}
 
 
 def event_view(event: Event) -> dict[str, Any]:

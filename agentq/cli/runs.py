@@ -25,8 +25,10 @@ from agentq.cli.output import (
     suggest,
 )
 from agentq.cli.session import ask, change_each, connected, given_ids, ids_argument, yes_option
+from agentq.cli.tools import say_parked
 from agentq.cli.watch import event_line
-from agentq.views import event_view, run_view
+from agentq.domain.pauses import parked_steps
+from agentq.views import event_view, parked_view, run_view
 
 _COMMANDS = {
     "list": LazyCommand("agentq.cli.runs:list_runs", "Runs, newest first."),
@@ -93,9 +95,12 @@ def show(ids: tuple[str, ...], keys: tuple[str, ...], events: bool, output: Form
         found = [client.get_by_key(key) for key in keys]
         found += [client.get(identifier) for identifier in (given_ids(ids) if ids else [])]
         for run in found:
-            view = run_view(run)
+            waiting = [] if run.status.is_terminal else parked_steps(run, client.pauses())
+            view = {**run_view(run), "parked": [parked_view(each) for each in waiting]}
             log = [event_view(event) for event in client.events(run.id)] if events and output is not Format.IDS else []
             emit_one({**view, "events": log} if events else view, output, lambda: show_run(view, log))  # noqa: B023 - called at once
+            if output.is_for_people:
+                say_parked(view["parked"])
     if output.is_for_people:
         for run in found:
             if run.dead_letter:

@@ -1,0 +1,144 @@
+"""What an operator does to a whole deployment from the command line: pause tools, check the audit log, purge."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentq.adapters.sql.engine import Database
+from agentq.cli.exit_codes import ExitCode
+from agentq.cli.main import run_command
+from tests.support.databases import fresh_sqlite
+from tests.support.stage import FIRST_CALL, PLAIN, Stage
+
+AGENTS = """
+from agentq import Agent, FunctionModel, ToolEffect, tool
+
+@tool
+def look(order: int) -> str:
+    "Look an order up."
+    return "1200 cents"
+
+@tool(effect=ToolEffect.NON_IDEMPOTENT_WRITE)
+def refund(order: int) -> str:
+    "Pay it back."
+    return "paid"
+
+support = Agent(name="support", model=FunctionModel(lambda messages, tools: "done"), tools=[look, refund])
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """A SQLite database that the environment names; nobody answers for the broker."""
+    for name in [name for name in os.environ if name.startswith("AGENTQ_")]:
+        monkeypatch.delenv(name)
+    with fresh_sqlite(tmp_path) as url:
+        monkeypatch.setenv("AGENTQ_DATABASE_URL", url)
+        monkeypatch.setenv("AGENTQ_HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        stage = Stage(database=Database(url))
+        yield stage
+        stage.database.dispose()
+
+
+class Agentq:
+    """Runs commands in this process. Afterwards `out` and `err` are what the last one printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str) -> int:
+        self._capsys.readouterr()
+        code = run_command(list(arguments))
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def agentq(stage: Stage, capsys: pytest.CaptureFixture[str]) -> Agentq:
+    return Agentq(capsys)
+
+
+class TestPause:
+    def test_a_tool_is_paused_and_resumed(self, agentq: Agentq, stage: Stage) -> None:
+        """Two commands in an outage, each printed by the one before."""
+        run_id = stage.asked(PLAIN)
+        assert agentq("tools", "pause", "pay", "--reason", "the bank is down", "--actor", "ann") == ExitCode.DONE
+        assert "next: agentq tools resume pay" in agentq.err
+        stage.steps.park(stage.ref(run_id, FIRST_CALL))
+
+        assert agentq("runs", "show", run_id) == ExitCode.DONE
+        assert "step 2 waits, pay is not called: ann paused tool pay" in agentq.err
+        assert "the bank is down" in agentq.err
+        assert agentq("runs", "show", run_id, "--json") == ExitCode.DONE
+        assert [(each["step"], each["pause"]["paused_by"]) for each in agentq.data["parked"]] == [(2, "ann")]
+
+        assert agentq("tools", "pauses", "--json") == ExitCode.DONE
+        assert [(each["tool"], each["reads"]) for each in agentq.data] == [("pay", False)]
+        assert agentq("tools", "resume", "pay") == ExitCode.DONE
+        assert "1 steps waited" in agentq.err
+        assert stage.pausing.pauses() == ()
+
+    def test_writes_in_flight_are_told(self, agentq: Agentq, stage: Stage) -> None:
+        """A pause doesn't end what began before it: the person must know that it is still under way."""
+        stage.fenced(PLAIN)
+        assert agentq("tools", "pause", "pay", "--json") == ExitCode.DONE
+        assert agentq.data["writes_in_flight"] == 1
+        assert "1 writes of it were in flight already" in agentq.err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("pau",), "did you mean 'pay'?"),
+            (("zzz",), "Pause it all the same? Nobody is at the terminal to ask: add --yes"),
+            ((), "name a tool, or an --agent, or say --all"),
+            (("pay", "--all"), "leave TOOL and --agent out"),
+            (("--all",), "Pause every tool? Nobody is at the terminal to ask: add --yes"),
+            (("--agent", "support"), "add --yes"),
+            (("", "--agent", "support"), "isn't empty"),
+        ],
+    )
+    def test_what_cannot_be_meant_pauses_nothing(
+        self, agentq: Agentq, stage: Stage, arguments: tuple[str, ...], message: str
+    ) -> None:
+        """A mistyped name would leave the real tool running, and everything paused by mistake is an outage."""
+        stage.asked(PLAIN)
+        assert agentq("tools", "pause", *arguments) == ExitCode.REFUSED
+        assert message in agentq.err
+        assert stage.pausing.pauses() == ()
+
+    def test_an_unknown_tool_can_be_paused_on_purpose(self, agentq: Agentq, stage: Stage) -> None:
+        """Before the deploy that brings it."""
+        assert agentq("tools", "pause", "soon", "--yes") == ExitCode.DONE
+        assert agentq("tools", "pause", "--all", "--reads", "--yes") == ExitCode.DONE
+        assert [(each.tool, each.reads) for each in stage.pausing.pauses()] == [(None, True), ("soon", False)]
+
+    def test_resuming_what_is_not_paused_says_what_is(self, agentq: Agentq, stage: Stage) -> None:
+        """Nothing was changed, and the right name is one line away."""
+        agentq("tools", "pause", "--agent", "support", "--yes")
+        assert agentq("tools", "resume", "pay") == ExitCode.REFUSED
+        assert "tool 'pay' is not paused; paused now: every tool of agent 'support'" in agentq.err
+
+    def test_the_list_of_tools_shows_what_is_paused(
+        self, agentq: Agentq, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where an operator looks first for why nothing is refunded."""
+        (tmp_path / "paused_agents.py").write_text(AGENTS)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("AGENTQ_AGENTS", "paused_agents")
+        assert agentq("tools", "pause", "refnd") == ExitCode.REFUSED
+        assert "did you mean 'refund'?" in agentq.err
+        assert agentq("tools", "pause", "refund", "--reason", "the bank is down", "--actor", "ann") == ExitCode.DONE
+        assert agentq("tools", "list") == ExitCode.DONE
+        assert "by ann: the bank is down" in agentq.out
+        assert agentq("tools", "list", "--json") == ExitCode.DONE
+        assert {tool["name"]: len(tool["pauses"]) for tool in agentq.data} == {"look": 0, "refund": 1}
