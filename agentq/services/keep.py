@@ -12,7 +12,7 @@ from agentq.services.reap import Reaper
 
 logger = logging.getLogger(__name__)
 
-LEADER_LEASES = 5  # Intervals that a silent leader stays one.
+LEADER_LEASES = 2  # Intervals that a silent leader stays one: two that lead are harmless, none costs recovery time.
 SEE_AGENTS_SECONDS = 20.0
 
 
