@@ -99,6 +99,11 @@ class Receiver:
         with self._changed:
             return [request for request in self._requests if request.name == name]
 
+    def requests_of(self, run_id: str, kind: str) -> list[Request]:
+        """All of that kind by this run, in the order in which they arrived."""
+        with self._changed:
+            return [request for request in self._requests if (request.run_id, request.kind) == (run_id, kind)]
+
     def wait_for(self, name: str, count: int = 1, *, seconds: float = 20.0) -> Request:
         """The request of that name that makes it `count`; it may be held now."""
         eventually(

@@ -14,15 +14,19 @@ from tests.support.waiting import eventually
 READY_TEXT = " ready."  # How a Celery worker says it.
 _numbers = itertools.count(1)
 PROJECT = Path(__file__).parents[2]
+AGENTQ = "agentq.cli.main"
 
 
 class WorkerProcess(LoggedProcess):
     """`agentq worker ROLE`. Its `pid` is the worker's main process; kill a pool child by one of `pool_pids`."""
 
-    def __init__(self, role: str, settings: Settings, folder: Path, *, arguments: tuple[str, ...] = ()) -> None:
-        """Agents named in the settings are found in `folder` and in the project; its output goes to a file there."""
+    def __init__(
+        self, role: str, settings: Settings, folder: Path, *, arguments: tuple[str, ...] = (), module: str = AGENTQ
+    ) -> None:
+        """Agents named in the settings are found in `folder` and in the project; its output goes to a file there.
+        `module` is what runs as the command."""
         super().__init__(
-            (sys.executable, "-m", "agentq.cli.main", "worker", role, *arguments),
+            (sys.executable, "-m", module, "worker", role, *arguments),
             log_path=folder / f"{role}-{next(_numbers)}.log",
             environ=environment(settings, folder),
             folder=folder,
@@ -45,9 +49,9 @@ class WorkerProcess(LoggedProcess):
 class KeeperProcess(LoggedProcess):
     """`agentq keeper`, alone."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path, *, module: str = AGENTQ) -> None:
         super().__init__(
-            (sys.executable, "-m", "agentq.cli.main", "keeper"),
+            (sys.executable, "-m", module, "keeper"),
             log_path=folder / f"keeper-{next(_numbers)}.log",
             environ=environment(settings, folder),
             folder=folder,
