@@ -168,13 +168,14 @@ class Plans:
 
     def trace(self, run_id: str) -> list[Passed]:
         try:
-            lines = (self.folder / f"{run_id}.trace").read_text().splitlines()
+            text = (self.folder / f"{run_id}.trace").read_text()
         except FileNotFoundError:
             return []
-        return [_passed(json.loads(line)) for line in lines]
+        whole, _, _ = text.rpartition("\n")  # Behind it is what somebody is about to write.
+        return [_passed(json.loads(line)) for line in whole.splitlines()]
 
     def note(self, run_id: str, point: Point, fault: int | None = None) -> None:
-        """In one write, so that no line is torn whoever dies."""
+        """In one write, so that no line stays torn whoever dies."""
         line = asdict(Passed(point=point, pid=os.getpid(), at=time.monotonic(), fault=fault))
         file = os.open(self.folder / f"{run_id}.trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
