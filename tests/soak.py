@@ -51,7 +51,10 @@ def _soak(
     with its_database as url, System(folder, url, **QUICK) as system:
         matrix = CrashMatrix(system)
         matrix.start()
-        points = matrix.points()
+        try:
+            points = matrix.points()
+        except AssertionError as error:
+            return 0, [], [f"{database}, before anything else fails: {error}"]
         sequences = [] if arguments.without_sequences else all_sequences()
         cells = _chosen([*all_cells(points), *sequences], arguments.only, seed)
         _say(f"{database}: {len(cells)} cells")
