@@ -53,6 +53,8 @@ STALL_SECONDS = 6.0  # Longer than a lease, and than a deadline with what settle
 TRIES_MAX = 3  # Of a cell whose fault didn't come, because another's fault came in between.
 LOST_SECONDS = 90.0  # A message that may wait in a queue is given 30 s, and twice that the second time.
 POLL_SECONDS = 0.1
+# To be cut off from the world is a failed call, and a lease that wasn't given back looks like a death.
+COSTLY = ("Tool.call", "Tool.ask", "Models.complete", "Leases.release")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,8 +263,8 @@ class CrashMatrix:
         yield from self._overcharged(cell, run)
 
     def _overcharged(self, cell: Cell, run: Run) -> Iterator[str]:
-        """What is away for a moment costs nothing. (A lease that wasn't given back looks like a death.)"""
-        is_blink = all(fault.kind is FaultKind.CUT and "Store." in fault.point.call for fault in cell.faults)
+        """What is away for a moment costs nothing."""
+        is_blink = all(fault.kind is FaultKind.CUT and fault.point.call not in COSTLY for fault in cell.faults)
         for step in run.steps if is_blink else ():
             if step.crashes or (step.tries and "second try" not in cell.kind.name):
                 yield f"step {step.number} was charged {step.crashes} crashes and {step.tries} tries"
