@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentq.domain.errors import StoreUnavailableError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, Fence, Step
 from agentq.domain.outcomes import Retried, Stopped
@@ -15,6 +16,7 @@ from agentq.ports import CallLimit, Clock, Loaded, NextProbe, ProbeWord, StepSto
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 2.0, 60.0
+STORE_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class Prober:
         )
 
     def ask_again(self, request: NextProbe) -> None:
-        """Raises StoreUnavailableError: then the keeper finds a step that nobody holds, and publishes it again."""
+        """Returns once it is stored: how the call failed is known here alone, and decides what is charged for it."""
         logger.info(
             "asked the probe run=%s step=%s attempt=%s: %s, asking again",
             request.ref.run_id,
@@ -86,7 +88,13 @@ class Prober:
             request.ref.attempt,
             request.verdict,
         )
-        self._store.ask_again(request)
+        while True:
+            try:
+                self._store.ask_again(request)
+                return
+            except StoreUnavailableError as error:
+                logger.warning("storing what the probe said again run=%s: %s", request.ref.run_id, error)
+                self._clock.sleep(STORE_AGAIN_SECONDS)
 
 
 def after_probe(

@@ -418,12 +418,12 @@ def test_a_probe_may_take_its_own_time_and_no_more(make_spine: MakeSpine) -> Non
     assert spine.call_limit.limits[-1] == 10.0
 
 
-def test_a_question_that_can_t_be_stored_leaves_the_fence(make_spine: MakeSpine) -> None:
-    """The keeper finds a step that nobody holds."""
-    paying = Paying(RESET, ProbeAnswer.not_yet())
-    spine = make_spine(paying.as_tool())
+def test_what_a_probe_said_waits_for_the_database(make_spine: MakeSpine) -> None:
+    """How the call failed is known to this worker alone: forgotten, its try would be charged as a crash."""
+    spine = make_spine(Paying(RESET, ProbeAnswer.not_yet()).as_tool())
     run_id = spine.asked("pay")
-    spine.steps.script.fail("ask_again", StoreUnavailableError("away"))
+    spine.steps.script.fail("ask_again", StoreUnavailableError("away"), StoreUnavailableError("still away"))
     spine.execute(run_id)
-    assert spine.run(run_id).pending_effect is not None
+    fence = spine.run(run_id).pending_effect
+    assert fence is not None and fence.failure_class is FailureClass.CONNECTION
     assert spine.leases.view(spine.ref(run_id)).owner is None
