@@ -23,8 +23,9 @@ from tests.support.crash_points import (
 from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.system import System
 
-# Another part of the matrix each time; a failure names its seed. All of it: python -m tests.soak.
-SEED = int(os.environ.get("MATRIX_SEED", random.randrange(10**6)))
+# One part of the matrix, the same each time, so that a change is judged by what it changed; another seed takes another
+# part. All of it: python -m tests.soak.
+SEED = int(os.environ.get("MATRIX_SEED", "1"))
 CELLS = int(os.environ.get("MATRIX_CELLS", "32"))  # Of each database.
 EXCLUSIVE_CELLS = 1  # It takes a worker with all its children, so that nothing else may be under way.
 SECONDS_MAX = 25.0  # Of each database; what isn't begun by then is left out.

@@ -68,7 +68,7 @@ def test_every_command_is_there_with_its_options(capsys: pytest.CaptureFixture[s
     commands = [shlex.split(line, comments=True) for line in "".join(blocks).splitlines() if line.startswith("agentq ")]
     assert len(commands) > 5
     for _, *words in commands:
-        path = list(itertools.takewhile(lambda word: re.fullmatch("[a-z-]+", word), words))
+        path = list(itertools.takewhile(lambda word: re.fullmatch("[a-z][a-z-]*", word), words))
         assert run_command([*path, "--help"]) == ExitCode.DONE
         told = capsys.readouterr().out
         assert all(option in told for option in words if option.startswith("-")), words

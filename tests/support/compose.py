@@ -133,14 +133,17 @@ class Service:
         """What the health check says, within its time."""
         kind, *rest = self.health_check
         argv = rest if kind == "CMD" else ["/bin/sh", "-c", rest[0]]
-        answer = subprocess.run(
-            argv,
-            env=self.environ,
-            cwd=self._here.folder,
-            capture_output=True,
-            check=False,
-            timeout=self.health_seconds_max,
-        )
+        try:
+            answer = subprocess.run(
+                argv,
+                env=self.environ,
+                cwd=self._here.folder,
+                capture_output=True,
+                check=False,
+                timeout=self.health_seconds_max,
+            )
+        except subprocess.TimeoutExpired:
+            return False
         return answer.returncode == 0
 
     def wait_healthy(self) -> None:

@@ -135,7 +135,9 @@ def _socket(home: Path) -> Path:
     recorded = Path(record.read_text().strip().removeprefix("redis+socket://")) if record.exists() else None
     if recorded is not None and _is_private(recorded.parent):
         return recorded
-    elsewhere = Path(tempfile.mkdtemp(prefix="agentq-")) / "valkey.sock"  # Nobody but this user can enter it.
+    # Nobody but this user can enter it. Not where TMPDIR says when that is as long.
+    is_short = len(os.fsencode(tempfile.gettempdir())) <= SOCKET_PATH_BYTES_MAX // 2
+    elsewhere = Path(tempfile.mkdtemp(prefix="agentq-", dir=None if is_short else "/tmp")) / "valkey.sock"
     record.write_text(f"redis+socket://{elsewhere}\n")
     return elsewhere
 
