@@ -2,7 +2,6 @@
 unknown is hidden."""
 
 import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
