@@ -29,12 +29,7 @@ from agentq.domain.model import (
     StepKind,
     StepRef,
 )
-from agentq.domain.outcomes import Answer as Answer
-from agentq.domain.outcomes import Join as Join
-from agentq.domain.outcomes import Recorded as Recorded
-from agentq.domain.outcomes import Retried as Retried
-from agentq.domain.outcomes import Stopped as Stopped
-from agentq.domain.outcomes import Turn as Turn
+from agentq.domain.outcomes import Recorded, Retried, Stopped
 from agentq.domain.pauses import Pause
 from agentq.domain.probes import ProbeVerdict
 from agentq.domain.replay import Copying, ReplayPlan

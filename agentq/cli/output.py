@@ -212,12 +212,6 @@ def clean(text: str) -> str:
     )
 
 
-def _harmless(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character.isspace() else "\ufffd"
-
-
 def clean_block(text: str) -> str:
     return "\n".join(clean(line) for line in text.splitlines())
 

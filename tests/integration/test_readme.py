@@ -17,6 +17,7 @@ from agentq import AgentQ, ToolContext
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
 from agentq.config.settings import Settings
+from agentq.domain.lifecycle import RUN_TRANSITIONS, mermaid
 from agentq.domain.model import RunStatus
 from agentq.domain.probes import ProbeVerdict
 from tests.support.databases import fresh_sqlite
@@ -60,6 +61,11 @@ def test_every_python_block_is_marked_and_run_by_a_test() -> None:
     """An example that no test runs is soon wrong."""
     names = re.findall(r"(?:<!-- test: (\w+) -->\n)?```python\n", README.read_text())
     assert names == ["agents", "probe", "client", "celery"]
+
+
+def test_its_picture_is_drawn_from_the_transition_table() -> None:
+    """A change of the table changes the picture, or this fails."""
+    assert f"```mermaid\n{mermaid(RUN_TRANSITIONS).strip()}\n```" in README.read_text()
 
 
 def test_every_command_is_there_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
