@@ -19,7 +19,11 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.domain.agents import Registry
     from agentq.domain.failures import FailureClassifier
     from agentq.domain.retry import RetryPolicy
-    from agentq.ports import DecisionStore, Dispatcher, KeeperStore, PauseStore, RunStore, StepStore
+    from agentq.ports.deciding import DecisionStore, PauseStore
+    from agentq.ports.dispatch import Dispatcher
+    from agentq.ports.keeping import KeeperStore
+    from agentq.ports.runs import RunStore
+    from agentq.ports.steps import StepStore
     from agentq.services.execute import StepExecutor
     from agentq.services.heartbeat import Heartbeat
     from agentq.services.interact import Interaction

@@ -12,12 +12,14 @@ from typing import Any, Self
 
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
+from agentq.domain.decisions import Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.domain.pauses import Pause
 from agentq.domain.replay import Copying, ReplayPlan
 from agentq.filters import parse_filters, parse_time
-from agentq.ports import Choice, Decided, Discarding, Replaying, Ruling, ServedAgent
+from agentq.ports.deciding import Decided
+from agentq.ports.runs import ServedAgent
 from agentq.services.decide import decide
 from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, new_run_id, request_from
 from agentq.services.replay import replay as replay_run

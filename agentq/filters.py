@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from agentq.domain.errors import InvalidInputError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, RunStatus
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 
 LIMIT_MAX = 100_000
 

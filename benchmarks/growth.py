@@ -21,7 +21,7 @@ import psycopg
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
 from agentq.domain.model import RunStatus, StepRef
-from agentq.ports import NewRun
+from agentq.ports.runs import NewRun
 from tests.support.databases import fresh_postgresql
 from tests.support.valkey import ValkeyServer
 

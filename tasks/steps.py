@@ -8,7 +8,7 @@ from celery.worker.request import Request
 
 from agentq.adapters.process import process_prefix
 from agentq.domain.model import StepRef
-from agentq.ports import DeathNote
+from agentq.ports.leases import DeathNote
 from agentq.tasks.app import app
 from agentq.tasks.wiring import wiring
 

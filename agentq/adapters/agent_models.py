@@ -8,7 +8,7 @@ from agentq.domain.errors import ConfigurationError
 from agentq.domain.function_model import FunctionModel
 from agentq.domain.loop import Message
 from agentq.domain.model import ModelReply
-from agentq.ports import ModelRequest
+from agentq.ports.world import ModelRequest
 
 if TYPE_CHECKING:
     from agentq.adapters.openai_model import OpenAIModel

@@ -15,7 +15,7 @@ from redis import RedisError
 from agentq.adapters.redis.client import redis_client
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 TASK = "agentq.step"
 TIMEOUT_SECONDS = 1.0  # What isn't published now is published by the keeper: nobody waits long for the broker.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentq.domain.model import StepRef
-from agentq.ports import LeaseAnswer, LeaseSurvey, LeaseView
+from agentq.ports.leases import LeaseAnswer, LeaseSurvey, LeaseView
 
 
 @dataclass(slots=True)

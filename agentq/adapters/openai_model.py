@@ -17,7 +17,7 @@ from agentq.domain.failures import (
 )
 from agentq.domain.model import ModelReply
 from agentq.domain.retry_after import parse_retry_after
-from agentq.ports import ModelRequest
+from agentq.ports.world import ModelRequest
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAI

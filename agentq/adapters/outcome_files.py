@@ -13,7 +13,7 @@ from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import OutcomeNotKeptError
 from agentq.domain.model import StepRef
 from agentq.domain.outcomes import Join, Recorded
-from agentq.ports import KeptOutcome, Settlement
+from agentq.ports.steps import KeptOutcome, Settlement
 
 logger = logging.getLogger(__name__)
 

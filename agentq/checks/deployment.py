@@ -9,7 +9,7 @@ from agentq.checks.finding import Finding, error, note, ok, warning
 from agentq.config.celery import QUEUES
 from agentq.config.settings import Settings
 from agentq.domain.model import DeadLetter
-from agentq.ports import ServedAgent
+from agentq.ports.runs import ServedAgent
 from agentq.services.enqueue import SILENT_SECONDS
 
 COMMANDS = {"model": "agentq worker model", "isolated": "agentq worker isolated"}

@@ -18,7 +18,7 @@ from agentq.config.celery import QUEUES
 from agentq.config.settings import PREFIX
 from agentq.domain.errors import AgentqError, ConfigurationError, SchemaError
 from agentq.domain.model import RunStatus
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 from agentq.services.enqueue import SILENT_SECONDS
 
 LOOK_SECONDS_MAX = 8.0  # A server that hangs is one that is away.

@@ -15,7 +15,7 @@ from agentq.cli.output import Format, View, emit_list, emit_text, is_terminal, s
 from agentq.cli.session import ask
 from agentq.domain.errors import InvalidInputError
 from agentq.domain.fingerprint import masked
-from agentq.ports import Decided
+from agentq.ports.deciding import Decided
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 
-from agentq.ports import Choice, Clock, Decided, DecisionStore, Dispatcher, RunFilter, RunStore
+from agentq.domain.decisions import Choice
+from agentq.ports.deciding import Decided, DecisionStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.runs import RunFilter, RunStore
+from agentq.ports.world import Clock
 from agentq.services.publish import publish_within
 
 BATCH_RUNS = 500  # Runs of one transaction: what a replay of them takes is far below the time others wait for a lock.

@@ -4,7 +4,9 @@ import logging
 
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind
-from agentq.ports import Dispatcher, KeeperStore, RunStore, Wakeup
+from agentq.ports.dispatch import Dispatcher, Wakeup
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.runs import RunStore
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from agentq.domain.errors import AgentqError, IdempotencyConflictError, InvalidInputError, UnknownAgentError
 from agentq.domain.model import Json
-from agentq.ports import Dispatcher, NewRun, RunStore, ServedAgent
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.runs import NewRun, RunStore, ServedAgent
 from agentq.services.publish import publish_first_steps
 
 BATCH_RUNS = 500  # Runs of one transaction: far below the parameter limits of both databases.

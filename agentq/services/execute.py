@@ -24,10 +24,8 @@ from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Tur
 from agentq.domain.probes import PROBES_MAX, ProbeReport, ProbeVerdict
 from agentq.domain.retry import RetryPolicy, describe
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext, ToolError
-from agentq.ports import (
-    CallLimit,
-    Clock,
-    Dispatcher,
+from agentq.ports.dispatch import Dispatcher, Wakeup
+from agentq.ports.steps import (
     FenceRequest,
     FenceVerdict,
     Loaded,
@@ -38,8 +36,8 @@ from agentq.ports import (
     Settlement,
     StepStore,
     Verdict,
-    Wakeup,
 )
+from agentq.ports.world import CallLimit, Clock
 from agentq.services.heartbeat import Heartbeat, Lease
 from agentq.services.pauses import PauseBoard
 from agentq.services.probe import AskAgain, Prober

@@ -3,7 +3,10 @@
 import logging
 
 from agentq.domain.errors import StoreUnavailableError
-from agentq.ports import Clock, Dispatcher, OutcomeFiles, RunStore, StepStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.runs import RunStore
+from agentq.ports.steps import OutcomeFiles, StepStore
+from agentq.ports.world import Clock
 from agentq.services.publish import publish_steps
 from agentq.services.record import StepRecorder
 

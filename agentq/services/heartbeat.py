@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from agentq.domain.errors import LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports import Clock, LeaseAnswer, Leases, StepStore
+from agentq.ports.leases import LeaseAnswer, Leases
+from agentq.ports.steps import StepStore
+from agentq.ports.world import Clock
 
 logger = logging.getLogger(__name__)
 

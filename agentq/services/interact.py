@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 from agentq.domain.errors import RefusedError, StoreUnavailableError
 from agentq.domain.model import Run, RunMode, Step, StepRef, StepState
-from agentq.ports import Clock, NewRun, RunStore
+from agentq.ports.runs import NewRun, RunStore
+from agentq.ports.world import Clock
 from agentq.services.execute import StepExecutor
 from agentq.services.heartbeat import Heartbeat
 from agentq.services.reap import session_ref

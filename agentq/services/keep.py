@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable, Mapping
 
 from agentq.domain.errors import AgentqError
-from agentq.ports import Dispatcher, KeeperStore, Nudges, RunStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.leases import Nudges
+from agentq.ports.runs import RunStore
 from agentq.services.dispatch import dispatch
 from agentq.services.heal import Healer
 from agentq.services.reap import Reaper

@@ -1,7 +1,8 @@
 """What is paused, as a process remembers it for a moment: reads ask here; writes are stopped by their fence."""
 
 from agentq.domain.pauses import Pause, pause_of
-from agentq.ports import Clock, StepStore
+from agentq.ports.steps import StepStore
+from agentq.ports.world import Clock
 
 REMEMBERED_SECONDS = 1.0  # How late a read may notice a pause, or its end.
 

@@ -11,7 +11,8 @@ from agentq.domain.outcomes import Retried, Stopped
 from agentq.domain.probes import ProbeReport, ProbeVerdict
 from agentq.domain.retry import RetryPolicy, describe
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext
-from agentq.ports import CallLimit, Clock, Loaded, NextProbe, ProbeWord, StepStore
+from agentq.ports.steps import Loaded, NextProbe, ProbeWord, StepStore
+from agentq.ports.world import CallLimit, Clock
 
 logger = logging.getLogger(__name__)
 

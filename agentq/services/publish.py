@@ -5,7 +5,8 @@ from contextlib import suppress
 
 from agentq.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from agentq.domain.model import StepKind
-from agentq.ports import Dispatcher, RunStore, Wakeup
+from agentq.ports.dispatch import Dispatcher, Wakeup
+from agentq.ports.runs import RunStore
 
 
 def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> bool:

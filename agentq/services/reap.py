@@ -11,19 +11,10 @@ from agentq.domain.model import Charge, Fence, StepKind, StepRef
 from agentq.domain.outcomes import Retried, Stopped
 from agentq.domain.probes import PROBES_MAX
 from agentq.domain.retry import RetryPolicy
-from agentq.ports import (
-    DeathNote,
-    Dispatcher,
-    InFlight,
-    KeeperStore,
-    Leases,
-    LeaseView,
-    Settled,
-    Settlement,
-    StepStore,
-    Verdict,
-    Wakeup,
-)
+from agentq.ports.dispatch import Dispatcher, Wakeup
+from agentq.ports.keeping import InFlight, KeeperStore
+from agentq.ports.leases import DeathNote, Leases, LeaseView
+from agentq.ports.steps import Settled, Settlement, StepStore, Verdict
 from agentq.services.probe import unknown
 
 logger = logging.getLogger(__name__)

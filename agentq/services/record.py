@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from agentq.domain.errors import AuditRefusedError, StoreRefusedError, StoreUnavailableError
 from agentq.domain.outcomes import Join, Recorded
-from agentq.ports import Clock, Settled, Settlement, StepStore
+from agentq.ports.steps import Settled, Settlement, StepStore
+from agentq.ports.world import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,10 @@
 """Run a stopped run again by a person's decision: on from the step that stopped it, or as a copy from another step."""
 
+from agentq.domain.decisions import Ruling
 from agentq.domain.replay import Copying
-from agentq.ports import DecisionStore, Dispatcher, Ruling, RunStore
+from agentq.ports.deciding import DecisionStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.runs import RunStore
 from agentq.services.publish import publish_steps
 
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from agentq.adapters.sql.steps import SqlStepStore
+from agentq.domain.decisions import Ruling
 from agentq.domain.errors import (
     AgentqError,
     AlreadyDecidedError,
@@ -20,7 +21,9 @@ from agentq.domain.errors import (
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, Decision, Fence, RunMode, RunStatus, StepKind, StepRef, StepState
 from agentq.domain.outcomes import Join, Recorded
-from agentq.ports import FenceRequest, FenceVerdict, NewRun, Ruling, RunFilter, Settlement, Verdict, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import NewRun, RunFilter
+from agentq.ports.steps import FenceRequest, FenceVerdict, Settlement, Verdict
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 from tests.support.waiting import eventually
 

@@ -13,7 +13,9 @@ from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.schema import steps
 from agentq.domain.model import Charge, RunMode, RunStatus, StepKind, StepRef, StepState
 from agentq.domain.outcomes import Retried
-from agentq.ports import InFlight, NewRun, RunFilter, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import InFlight
+from agentq.ports.runs import NewRun, RunFilter
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 from tests.support.waiting import eventually
 

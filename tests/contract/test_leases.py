@@ -14,7 +14,7 @@ from agentq.adapters.redis.leases import SURVEY_MAX, RedisLeases
 from agentq.adapters.redis.nudges import NOTES_MAX, RedisNudges
 from agentq.domain.errors import ConfigurationError, LeasesUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports import DeathNote, LeaseAnswer, Leases, LeaseView
+from agentq.ports.leases import DeathNote, LeaseAnswer, Leases, LeaseView
 from tests.support.valkey import ValkeyServer
 
 ANN, BOB = "host/boot/11-1/ann", "host/boot/22-2/bob"

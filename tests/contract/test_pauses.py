@@ -13,7 +13,7 @@ from agentq.adapters.sql.steps import SqlStepStore
 from agentq.domain.errors import NotFoundError
 from agentq.domain.model import Charge, StepState
 from agentq.domain.outcomes import Retried
-from agentq.ports import FenceRequest, FenceVerdict
+from agentq.ports.steps import FenceRequest, FenceVerdict
 from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.invariants import check_invariants
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage

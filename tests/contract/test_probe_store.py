@@ -13,7 +13,7 @@ from agentq.domain.failures import FailureClass
 from agentq.domain.model import RunMode, RunStatus
 from agentq.domain.outcomes import Join, Recorded, Retried, Stopped
 from agentq.domain.probes import ProbeVerdict
-from agentq.ports import FenceVerdict, Loaded, NextProbe, ProbeWord, Settlement, Verdict
+from agentq.ports.steps import FenceVerdict, Loaded, NextProbe, ProbeWord, Settlement, Verdict
 from tests.contract.test_step_store import (
     PATHS,
     fence_request,

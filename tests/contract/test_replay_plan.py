@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agentq.domain.decisions import Discarding, Replaying, Ruling
 from agentq.domain.errors import (
     AgentqError,
     AlreadyDecidedError,
@@ -27,7 +28,8 @@ from agentq.domain.model import (
 )
 from agentq.domain.outcomes import Join, Recorded, Stopped, Turn
 from agentq.domain.replay import Copying, Fate
-from agentq.ports import Discarding, FenceRequest, Replaying, Ruling, RunFilter, Settlement, Verdict
+from agentq.ports.runs import RunFilter
+from agentq.ports.steps import FenceRequest, Settlement, Verdict
 from tests.support.invariants import check_invariants
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 from tests.support.waiting import eventually

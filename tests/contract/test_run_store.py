@@ -18,7 +18,8 @@ from agentq.domain.model import (
     StepRef,
     StepState,
 )
-from agentq.ports import Added, NewRun, RunFilter, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import Added, NewRun, RunFilter
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 
 MANY = 2500  # More than one statement's worth of parameters on either database.

@@ -29,7 +29,9 @@ from agentq.domain.model import (
     Usage,
 )
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
-from agentq.ports import FenceRequest, FenceVerdict, HistoryItem, NewRun, Settled, Settlement, Verdict, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import NewRun
+from agentq.ports.steps import FenceRequest, FenceVerdict, HistoryItem, Settled, Settlement, Verdict
 from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.invariants import check_invariants
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage

@@ -17,7 +17,7 @@ from agentq.cli.main import run_command
 from agentq.config.settings import load_settings
 from agentq.domain import errors
 from agentq.domain.agents import Registry
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 from tests.support.databases import fresh_sqlite
 from tests.support.invariants import Picture, take_picture
 from tests.support.stage import Stage

@@ -18,7 +18,7 @@ from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
 from agentq.domain.model import RunStatus, StepKind, StepState
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 from tests.support.databases import fresh_sqlite
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 from tests.support.valkey import ValkeyServer

@@ -23,7 +23,7 @@ from agentq.config.settings import Settings
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind, StepRef
-from agentq.ports import Dispatcher, Wakeup
+from agentq.ports.dispatch import Dispatcher, Wakeup
 from tests.support.valkey import ValkeyServer
 
 SOON_SECONDS = 2.0

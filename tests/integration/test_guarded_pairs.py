@@ -21,6 +21,7 @@ from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.keeping import SqlKeeperStore
 from agentq.adapters.sql.runs import SqlRunStore
 from agentq.adapters.sql.steps import SqlStepStore
+from agentq.domain.decisions import Replaying, Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
@@ -28,7 +29,7 @@ from agentq.domain.model import Charge, DeadLetterReason, Decision, StepRef
 from agentq.domain.outcomes import Join, Recorded, Retried, Stopped
 from agentq.domain.probes import ProbeVerdict
 from agentq.domain.replay import Copying
-from agentq.ports import FenceRequest, NextProbe, ProbeWord, Replaying, Ruling, Settlement
+from agentq.ports.steps import FenceRequest, NextProbe, ProbeWord, Settlement
 from tests.support.databases import fresh_postgresql
 from tests.support.held_database import WAIT_SECONDS, HeldDatabase
 from tests.support.invariants import check_invariants

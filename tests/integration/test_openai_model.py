@@ -19,7 +19,7 @@ from agentq.domain.failures import (
     ModelTimeoutError,
 )
 from agentq.domain.model import ModelReply, ToolCall, Usage
-from agentq.ports import ModelRequest
+from agentq.ports.world import ModelRequest
 from tests.support.model_server import (
     Answer,
     ModelServer,

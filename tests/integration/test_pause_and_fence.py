@@ -8,7 +8,7 @@ import pytest
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.pausing import SqlPauseStore
 from agentq.adapters.sql.steps import SqlStepStore
-from agentq.ports import FenceRequest, FenceVerdict
+from agentq.ports.steps import FenceRequest, FenceVerdict
 from tests.support.databases import fresh_postgresql
 from tests.support.held_database import WAIT_SECONDS, HeldDatabase
 from tests.support.locks import wait_for_waiters

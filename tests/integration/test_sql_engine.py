@@ -21,7 +21,7 @@ from agentq.domain.errors import (
     StoreUnavailableError,
 )
 from agentq.domain.outcomes import Join, Recorded
-from agentq.ports import FenceRequest
+from agentq.ports.steps import FenceRequest
 from tests.support.databases import PostgresServer, fresh_postgresql, fresh_sqlite
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 

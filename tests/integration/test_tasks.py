@@ -17,7 +17,7 @@ from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings
 from agentq.domain.errors import DecisionRequiredError, NotFoundError, StoreUnavailableError
 from agentq.domain.model import DeadLetterReason, RunStatus, StepRef
-from agentq.ports import DeathNote
+from agentq.ports.leases import DeathNote
 from agentq.tasks import control, wiring
 from agentq.tasks.app import app
 from agentq.tasks.steps import RunStoppedError, StepRequest, step

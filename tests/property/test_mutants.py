@@ -11,24 +11,15 @@ from sqlalchemy import select, update
 from agentq.adapters.sql.change import NO_FENCE
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.schema import events, runs, steps
+from agentq.domain.decisions import Ruling
 from agentq.domain.errors import StoreUnavailableError
 from agentq.domain.model import Charge, Decision, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Retried, Stopped
 from agentq.domain.retry import RetryPolicy
 from agentq.domain.tools import Tool
-from agentq.ports import (
-    FenceRequest,
-    FenceVerdict,
-    InFlight,
-    LeaseAnswer,
-    LeaseSurvey,
-    LeaseView,
-    Loaded,
-    Ruling,
-    Settled,
-    Settlement,
-    Verdict,
-)
+from agentq.ports.keeping import InFlight
+from agentq.ports.leases import LeaseAnswer, LeaseSurvey, LeaseView
+from agentq.ports.steps import FenceRequest, FenceVerdict, Loaded, Settled, Settlement, Verdict
 from agentq.services.execute import StepExecutor
 from tests.support.simulated_moves import KEEP, LANDED, SENT, SHOWN, STALLED, play
 from tests.support.simulated_process import Parts, real_parts

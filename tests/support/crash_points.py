@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from agentq import ports
@@ -20,6 +22,10 @@ from agentq.domain.errors import (
     OutcomeNotKeptError,
     StoreUnavailableError,
 )
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.leases import Leases
+from agentq.ports.steps import OutcomeFiles, StepStore
 from agentq.services.execute import Models
 
 PLANS_FOLDER = "crash-plans"  # In the folder that processes run in.
@@ -27,11 +33,11 @@ PLANS_FOLDER = "crash-plans"  # In the folder that processes run in.
 # By the wiring's name for it: each port on a step's way from message to settle, and on the keeper's way over it, with
 # what it raises when it can't be reached, or its answer was lost.
 FAULTY_PORTS: Mapping[str, tuple[Any, type[Exception]]] = {
-    "steps": (ports.StepStore, StoreUnavailableError),
-    "keeping": (ports.KeeperStore, StoreUnavailableError),
-    "leases": (ports.Leases, LeasesUnavailableError),
-    "dispatcher": (ports.Dispatcher, BrokerUnavailableError),
-    "outcome_files": (ports.OutcomeFiles, OutcomeNotKeptError),
+    "steps": (StepStore, StoreUnavailableError),
+    "keeping": (KeeperStore, StoreUnavailableError),
+    "leases": (Leases, LeasesUnavailableError),
+    "dispatcher": (Dispatcher, BrokerUnavailableError),
+    "outcome_files": (OutcomeFiles, OutcomeNotKeptError),
     "models": (Models, ConnectionResetError),
 }
 
@@ -39,7 +45,6 @@ OTHER_PORTS = {
     "RunStore": "what clients and people ask for; a step's way doesn't lead through it",
     "DecisionStore": "people's decisions, each one transaction",
     "PauseStore": "people's decisions about what is not to be called for now",
-    "AuditStore": "reads the audit log, and changes nothing",
     "Nudges": "hints that the keeper can do without",
     "ModelClient": "asked through Models, which is a point",
     "Clock": "it can't be away",
@@ -120,9 +125,12 @@ def all_calls() -> set[str]:
 
 def protocols_of_ports() -> set[str]:
     """The names of the Protocols that the core has."""
-    found = vars(ports).values()
+    modules = [import_module(f"{ports.__name__}.{module.name}") for module in iter_modules(ports.__path__)]
     return {
-        each.__name__ for each in found if getattr(each, "_is_protocol", False) and each.__module__ == ports.__name__
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if getattr(each, "_is_protocol", False) and each.__module__ == module.__name__
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from agentq.bootstrap import Wiring
 from agentq.config.settings import load_settings
 from agentq.domain.model import StepKind
-from agentq.ports import Dispatcher, Wakeup
+from agentq.ports.dispatch import Dispatcher, Wakeup
 from agentq.services.enqueue import EnqueueRequest, enqueue
 
 

@@ -10,20 +10,9 @@ from agentq.domain.agents import Agent
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import ModelReply, StepKind, StepRef
 from agentq.domain.pauses import Pause
-from agentq.ports import (
-    FenceRequest,
-    FenceVerdict,
-    LeaseAnswer,
-    Leases,
-    LeaseSurvey,
-    LeaseView,
-    Loaded,
-    NextProbe,
-    Settled,
-    Settlement,
-    StepStore,
-    Wakeup,
-)
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.leases import LeaseAnswer, Leases, LeaseSurvey, LeaseView
+from agentq.ports.steps import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, StepStore
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")

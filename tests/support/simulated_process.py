@@ -24,14 +24,12 @@ from agentq.domain.function_model import FunctionModel
 from agentq.domain.model import Json, ModelReply, StepRef
 from agentq.domain.retry import Budgets, RetryPolicy
 from agentq.domain.tools import ToolContext, tool
-from agentq.ports import (
-    DecisionStore,
-    Dispatcher,
-    KeeperStore,
-    Leases,
-    RunStore,
-    StepStore,
-)
+from agentq.ports.deciding import DecisionStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.leases import Leases
+from agentq.ports.runs import RunStore
+from agentq.ports.steps import StepStore
 from agentq.services.execute import Limits, Models, StepExecutor
 from agentq.services.heartbeat import Heartbeat
 from tests.support.gates import Actor, Observer, Order, Stop, gated, this_actor

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from agentq.adapters.sql.engine import Database
 from agentq.domain.failures import ModelError
 from agentq.domain.model import StepKind, StepRef
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 JULIAN_EPOCH = 2461041.5  # EPOCH as SQLite's julianday counts.

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import RowMapping, delete
 
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
+from agentq.domain.decisions import Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import (
     AgentqError,
@@ -19,7 +20,11 @@ from agentq.domain.errors import (
 from agentq.domain.loop import assistant_message, steps_for
 from agentq.domain.model import Decision, ModelReply, RunStatus, StepRef, ToolCall
 from agentq.domain.outcomes import Recorded, Turn
-from agentq.ports import DeathNote, Dispatcher, KeeperStore, Leases, NewRun, Ruling, Settlement, StepStore
+from agentq.ports.dispatch import Dispatcher
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.leases import DeathNote, Leases
+from agentq.ports.runs import NewRun
+from agentq.ports.steps import Settlement, StepStore
 from agentq.services.dispatch import dispatch
 from agentq.services.reap import Reaper
 from tests.support.gates import Actor, Order, Stop, gated

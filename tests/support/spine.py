@@ -11,7 +11,7 @@ from agentq.domain.function_model import FunctionModel
 from agentq.domain.model import Event, ModelReply, Run, RunMode, Step, StepRef, ToolCall
 from agentq.domain.retry import Budgets, RetryPolicy
 from agentq.domain.tools import Tool
-from agentq.ports import OutcomeFiles
+from agentq.ports.steps import OutcomeFiles
 from agentq.services.execute import Executed, Limits, StepExecutor
 from agentq.services.heartbeat import Heartbeat
 from tests.support.fakes import (

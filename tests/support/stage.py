@@ -17,7 +17,8 @@ from agentq.domain.effects import ToolEffect
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, Json, NewStep, RunMode, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
-from agentq.ports import FenceRequest, FenceVerdict, NewRun, Settled, Settlement, Verdict
+from agentq.ports.runs import NewRun
+from agentq.ports.steps import FenceRequest, FenceVerdict, Settled, Settlement, Verdict
 
 READ, KEYED, PLAIN = ToolEffect.READ_ONLY, ToolEffect.IDEMPOTENT_WRITE, ToolEffect.NON_IDEMPOTENT_WRITE
 FIRST_CALL = 2  # The number of the first call in a run that has had one turn.

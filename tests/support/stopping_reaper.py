@@ -10,7 +10,7 @@ from agentq.config.settings import load_settings
 from agentq.domain.failures import FailureClassifier
 from agentq.domain.model import StepRef
 from agentq.domain.retry import Budgets, RetryPolicy
-from agentq.ports import LeaseAnswer, Leases, LeaseSurvey
+from agentq.ports.leases import LeaseAnswer, Leases, LeaseSurvey
 from agentq.services.reap import Reaper
 
 

@@ -26,7 +26,7 @@ from agentq.checks.worker import judge_worker
 from agentq.config.settings import Settings
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetter, DeadLetterReason
-from agentq.ports import ServedAgent
+from agentq.ports.runs import ServedAgent
 
 POSTGRESQL = PostgresqlFacts(version="18.1", place="db")
 SQLITE = SqliteFacts(version="3.50", file=Path("/data/agentq.db"), filesystem="ext4")

@@ -6,18 +6,12 @@ from typing import cast
 
 import pytest
 
+from agentq.domain.decisions import Choice, Discarding, Replaying
 from agentq.domain.errors import BrokerUnavailableError, DecisionRequiredError
 from agentq.domain.model import StepKind, StepRef
-from agentq.ports import (
-    Choice,
-    Decided,
-    DecisionStore,
-    Discarding,
-    Replaying,
-    RunFilter,
-    RunStore,
-    Wakeup,
-)
+from agentq.ports.deciding import Decided, DecisionStore
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import RunFilter, RunStore
 from agentq.services.decide import BATCH_RUNS, decide
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import StepKind, StepRef
-from agentq.ports import KeeperStore, RunStore, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.runs import RunStore
 from agentq.services.dispatch import BATCH_MAX, dispatch
 from tests.support.fakes import RecordingDispatcher
 

@@ -13,7 +13,8 @@ from agentq.domain.errors import (
     UnknownAgentError,
 )
 from agentq.domain.model import Json, StepKind, StepRef
-from agentq.ports import Added, Dispatcher, NewRun, RunStore, ServedAgent, Wakeup
+from agentq.ports.dispatch import Dispatcher, Wakeup
+from agentq.ports.runs import Added, NewRun, RunStore, ServedAgent
 from agentq.services.enqueue import (
     BATCH_RUNS,
     Enqueued,

@@ -18,7 +18,8 @@ from agentq.domain.errors import (
 from agentq.domain.failures import CircuitOpenError, FailureClass, ModelError, ModelReplyMalformedError
 from agentq.domain.model import DeadLetterReason, ModelReply, RunMode, RunStatus, StepKind, StepState, ToolCall
 from agentq.domain.tools import Tool, ToolContext, ToolError, tool
-from agentq.ports import FenceRequest, LeaseView
+from agentq.ports.leases import LeaseView
+from agentq.ports.steps import FenceRequest
 from agentq.services.execute import NOTHING, idempotency_key
 from tests.support.spine import (
     DEADLINE_SECONDS,

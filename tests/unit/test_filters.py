@@ -9,7 +9,7 @@ from agentq.domain.errors import InvalidInputError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, RunStatus
 from agentq.filters import parse_filters
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

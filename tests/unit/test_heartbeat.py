@@ -9,7 +9,7 @@ import pytest
 from agentq.adapters.memory_leases import MemoryLeases
 from agentq.domain.errors import LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports import LeaseView
+from agentq.ports.leases import LeaseView
 from agentq.services.heartbeat import Heartbeat
 from tests.support.fakes import FakeClock, ScriptedLeases, ScriptedSteps
 from tests.support.stage import Stage

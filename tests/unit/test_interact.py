@@ -9,7 +9,7 @@ import pytest
 from agentq.domain.errors import LeasesUnavailableError, NotFoundError, RefusedError, StoreUnavailableError
 from agentq.domain.model import ModelReply, Run, RunMode, RunStatus, StepState, ToolCall
 from agentq.domain.tools import tool
-from agentq.ports import NewRun, RunStore
+from agentq.ports.runs import NewRun, RunStore
 from agentq.services.interact import Interaction
 from agentq.services.reap import session_ref
 from tests.support.spine import Spine

@@ -11,7 +11,9 @@ from agentq.domain.errors import BrokerUnavailableError, StoreRefusedError, Stor
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import Charge, DeadLetterReason, Fence, RunMode, RunStatus, StepKind, StepRef, StepState
 from agentq.domain.outcomes import Retried, Stopped
-from agentq.ports import DeathNote, InFlight, LeaseView, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import InFlight
+from agentq.ports.leases import DeathNote, LeaseView
 from agentq.services.reap import GRACE_SECONDS, REPUBLISH_SECONDS_MIN, Reaped, Reaper, Republish, judge, session_ref
 from tests.support.fakes import FakeClock, RecordingDispatcher, ScriptedLeases, ScriptedSteps
 from tests.support.spine import policy

@@ -8,7 +8,10 @@ import pytest
 
 from agentq.domain.errors import BrokerUnavailableError, LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports import DeathNote, KeeperStore, Nudges, RunStore, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import KeeperStore
+from agentq.ports.leases import DeathNote, Nudges
+from agentq.ports.runs import RunStore
 from agentq.services.keep import LEADER_LEASES, SEE_AGENTS_SECONDS, Keeper
 from agentq.services.reap import Reaper
 from tests.support.fakes import FakeClock, RecordingDispatcher

@@ -16,7 +16,7 @@ from agentq.domain.errors import AuditRefusedError, OutcomeNotKeptError, StoreUn
 from agentq.domain.model import RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Join, Recorded
 from agentq.domain.tools import tool
-from agentq.ports import Settlement
+from agentq.ports.steps import Settlement
 from agentq.services.heal import Healer
 from tests.support.spine import SETTLE_PATIENCE_SECONDS, Spine
 from tests.support.stage import PLAIN

@@ -14,7 +14,10 @@ from agentq.domain.model import Charge, DeadLetterReason, Fence, RunMode, RunSta
 from agentq.domain.outcomes import Retried, Stopped
 from agentq.domain.probes import ProbeReport, ProbeVerdict
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext, ToolError, tool
-from agentq.ports import InFlight, LeaseView, Loaded, RunHead, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import InFlight
+from agentq.ports.leases import LeaseView
+from agentq.ports.steps import Loaded, RunHead
 from agentq.services.probe import AskAgain, after_probe
 from agentq.services.reap import AskProbe, Republish, judge
 from tests.support.spine import Spine, policy

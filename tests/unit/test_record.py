@@ -11,7 +11,7 @@ from agentq.domain.errors import AuditRefusedError, SchemaError, StoreRefusedErr
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import Charge, DeadLetterReason, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped
-from agentq.ports import Settled, Settlement, StepStore, Verdict
+from agentq.ports.steps import Settled, Settlement, StepStore, Verdict
 from agentq.services.record import RESULT_NOT_KEPT, StepRecorder
 from tests.support.fakes import FakeClock, ScriptedSteps
 from tests.support.stage import KEYED, PLAIN, READ

@@ -9,7 +9,7 @@ from redis import Redis, RedisError
 from agentq.adapters.redis.scripts import Script, unavailable
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.model import StepRef
-from agentq.ports import LeaseAnswer, LeaseSurvey, LeaseView
+from agentq.ports.leases import LeaseAnswer, LeaseSurvey, LeaseView
 
 MARK_SECONDS = 24 * 3600  # Longer than a broker delivers a dead worker's message again, whatever its timeout.
 SURVEY_MAX = 1000  # Keys of one call: the script holds the server for a moment, and Lua's stack is finite.

@@ -12,7 +12,7 @@ from redis import Redis, RedisError
 from agentq.adapters.redis.scripts import Script, unavailable
 from agentq.domain.errors import LeasesUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports import DeathNote
+from agentq.ports.leases import DeathNote
 
 logger = logging.getLogger(__name__)
 

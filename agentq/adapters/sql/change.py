@@ -16,7 +16,7 @@ from agentq.domain.fingerprint import fingerprint
 from agentq.domain.model import NewStep, RunMode, RunStatus, StepKind, StepState
 from agentq.domain.outcomes import Stopped
 from agentq.domain.resume import AddCalls, AddModelStep, Finish, OpenBatch, StillOpen, next_after
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING_FOR_APPROVAL)
 OPEN = (StepState.AVAILABLE, StepState.WAITING)

@@ -10,7 +10,7 @@ from sqlalchemy.sql.expression import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from agentq.adapters.sql.schema import dead_letters, runs, steps
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 
 
 class metadata_text(FunctionElement[str]):

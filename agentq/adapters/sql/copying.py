@@ -13,7 +13,7 @@ from agentq.domain.errors import AlreadyDecidedError
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
 from agentq.domain.model import NewStep, RunMode, Step, StepKind
 from agentq.domain.replay import Copying, Recorded, steps_of_copy
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 _COPIED = ("kind", "batch", "tool", "call_id", "arguments", "effect", "deadline_seconds", "result", "is_error")
 _copy_steps = insert(steps).from_select(

@@ -23,6 +23,7 @@ from agentq.adapters.sql.replaying import (
 )
 from agentq.adapters.sql.rows import fence_from, step_from
 from agentq.adapters.sql.schema import dead_letters, runs, steps
+from agentq.domain.decisions import Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import (
     AgentqError,
     AlreadyDecidedError,
@@ -35,7 +36,9 @@ from agentq.domain.errors import (
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Fence, RunStatus, Step, StepState
 from agentq.domain.replay import Copying, ReplayPlan, plan_copy, plan_replay, refusal_to_copy
-from agentq.ports import Choice, Decided, Discarding, Replaying, Ruling, RunFilter, Wakeup
+from agentq.ports.deciding import Decided
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import RunFilter
 
 # In the order of their ids, as everybody locks several.
 _lock_runs = (

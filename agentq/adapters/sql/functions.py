@@ -10,7 +10,8 @@ from agentq.adapters.sql.rows import wakeup_from
 from agentq.adapters.sql.settling import fence_data, settled_data
 from agentq.domain.model import RunStatus, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Turn
-from agentq.ports import FenceRequest, FenceVerdict, Settled, Settlement, Verdict, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.steps import FenceRequest, FenceVerdict, Settled, Settlement, Verdict
 
 
 def _call(function: str, *types: str) -> str:

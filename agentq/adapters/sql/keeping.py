@@ -17,7 +17,8 @@ from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetterReason, Fence, RunMode, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Stopped
-from agentq.ports import InFlight, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.keeping import InFlight
 
 KEEPER = "keeper"
 # Said so, no index of due steps fits, and a planner without statistics can't take it for the shorter way.

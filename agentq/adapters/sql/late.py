@@ -12,7 +12,8 @@ from agentq.adapters.sql.schema import events
 from agentq.domain.model import Decision, RunMode, StepState
 from agentq.domain.outcomes import Answer, Join, Recorded, Turn
 from agentq.domain.probes import ProbeVerdict
-from agentq.ports import Settled, Settlement, Verdict, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.steps import Settled, Settlement, Verdict
 
 HEALS_WITHIN = timedelta(hours=1)  # Of a dead letter: what comes later is for the person who was called for.
 PROBE = "probe"  # Who ruled.

@@ -11,7 +11,7 @@ from agentq.adapters.sql.rows import dead_letter_from
 from agentq.adapters.sql.schema import dead_letters, runs
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetter, DeadLetterGroup, DeadLetterReason
-from agentq.ports import RunFilter
+from agentq.ports.runs import RunFilter
 
 GROUPS_MAX = 1000  # Far more than a person reads; an endless variety of errors mustn't become an endless answer.
 

@@ -19,7 +19,7 @@ from agentq.adapters.sql.rows import fence_from, payload
 from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.effects import ToolEffect
 from agentq.domain.model import RunMode, Step, StepKind, StepRef, StepState
-from agentq.ports import HistoryItem, Loaded, RunHead
+from agentq.ports.steps import HistoryItem, Loaded, RunHead
 
 _STEP_COLUMNS: tuple[ColumnElement[Any], ...] = (
     steps.c.kind,

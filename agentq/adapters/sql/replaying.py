@@ -16,7 +16,7 @@ from agentq.domain.errors import AgentqError, AlreadyDecidedError, DecisionRequi
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, run_sources, step_after, step_sources
 from agentq.domain.model import RunMode, RunStatus, Step, StepKind, StepState
 from agentq.domain.resume import OpenBatch, next_after
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 DISCARDED = "discarded"  # What a dead letter is closed as that was given up.
 REPLAYED = "replayed"

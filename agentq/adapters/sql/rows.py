@@ -22,7 +22,7 @@ from agentq.domain.model import (
     StepState,
     Usage,
 )
-from agentq.ports import Wakeup
+from agentq.ports.dispatch import Wakeup
 
 
 class Named(Protocol):

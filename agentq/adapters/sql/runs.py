@@ -21,7 +21,8 @@ from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import IdempotencyConflictError, NotFoundError
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
 from agentq.domain.model import DeadLetter, Event, Run, RunMode, RunStatus, StepKind, StepRef, StepState
-from agentq.ports import Added, NewRun, RunFilter, ServedAgent, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.runs import Added, NewRun, RunFilter, ServedAgent
 
 ENQUEUED_BY = "enqueue"
 

@@ -15,7 +15,8 @@ from agentq.domain.effects import ToolEffect
 from agentq.domain.model import Charge, StepRef, StepState
 from agentq.domain.outcomes import Recorded, Retried, Stopped
 from agentq.domain.probes import ProbeVerdict
-from agentq.ports import FenceRequest, Settled, Settlement, Verdict, Wakeup
+from agentq.ports.dispatch import Wakeup
+from agentq.ports.steps import FenceRequest, Settled, Settlement, Verdict
 
 _OPENED_AT = select(steps).where(
     steps.c.run_id == bindparam("run_id"),

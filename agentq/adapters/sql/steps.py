@@ -20,7 +20,7 @@ from agentq.adapters.sql.settling import fence_data, fence_of, is_up, settle_und
 from agentq.domain.model import Decision, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Recorded
 from agentq.domain.pauses import Pause, pause_of
-from agentq.ports import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, Verdict
+from agentq.ports.steps import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, Verdict
 
 JUST_AFTER = timedelta(milliseconds=50)  # A moment that is later than another, to any clock.
 
