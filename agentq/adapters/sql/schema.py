@@ -225,6 +225,30 @@ events = Table(
     Column("actor", Text, nullable=False),
     Column("data", Text, nullable=False, server_default="{}"),
 )
+"""Append-only, as `seals` is: the database refuses to change or delete a row, except of a run that is in `purging`."""
+
+# A block range index costs an insert next to nothing. SQLite has none, and a tree would cost it a page a settle.
+Index(
+    "events_at",
+    events.c.at,
+    postgresql_using="brin",
+    postgresql_with={"pages_per_range": 32, "autosummarize": True},
+    info={"only_on": "postgresql"},
+).ddl_if(dialect="postgresql")
+
+seals = Table(
+    "seals",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # One for each end of the run, from 1 on.
+    Column("sequence", Integer, nullable=False),  # Of the last event that it seals.
+    Column("events_lost", Integer, nullable=False),  # As the run counted them then.
+    Column("digest", Text, nullable=False),  # SHA-256 over the seal before it and the events since, as hex.
+    Column("at", UtcDateTime, nullable=False),
+)
+
+# A run that is here may lose its events and seals: it is being deleted, in the transaction that put it here.
+purging = Table("purging", metadata, Column("run_id", Text, primary_key=True))
 
 dead_letters = Table(
     "dead_letters",
