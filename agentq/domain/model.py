@@ -204,6 +204,10 @@ class Fence:
             return None
         return self.deadline_at + timedelta(seconds=self.settles_within_seconds)
 
+    def is_over_by(self, at: datetime) -> bool:
+        """True: by then its call has done whatever it may do, so that a look after it that finds nothing counts."""
+        return self.settled_at is not None and at > self.settled_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:

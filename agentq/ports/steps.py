@@ -95,14 +95,14 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeWord:
-    """What a probe said, and a moment before it looked (database time)."""
+    """What a probe said, and two moments between which it looked (database time).
+
+    Finding nothing counts for what was over by the first; finding something for what had been done by the second.
+    """
 
     verdict: ProbeVerdict
-    looked_at: datetime
-
-    def is_early_for(self, fence: Fence) -> bool:
-        """True: a look then doesn't tell whether a call that left no trace may still take effect."""
-        return fence.settled_at is None or self.looked_at <= fence.settled_at
+    looked_after: datetime
+    looked_before: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

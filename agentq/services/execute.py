@@ -364,12 +364,12 @@ class StepExecutor:
         if (fence.number, fence.attempt) != (step.number, step.attempt) or not fence.has_probe:
             return NOTHING  # For the keeper to judge.
         tool = agent.tool(step.tool or "") if agent else None
-        report = self._prober.ask(tool, step, lambda ends_at: self._context(loaded, lease, ends_at))
+        report, word = self._ask_probe(tool, loaded, lease)
         if report.verdict is ProbeVerdict.HAPPENED:
-            return self._settle_probed(loaded, fence, lease.owner, report, self._happened(report, fence.effect))
+            return self._settle_probed(loaded, fence, lease.owner, word, self._happened(report, fence.effect))
         change = self._prober.after(report, fence, loaded)
         if not isinstance(change, AskAgain):
-            return self._settle_probed(loaded, fence, lease.owner, report, change)
+            return self._settle_probed(loaded, fence, lease.owner, word, change)
         self._prober.ask_again(
             NextProbe(
                 ref=step.ref,
@@ -386,7 +386,7 @@ class StepExecutor:
         """The call raised, so its outcome is unknown: asked at once, and if that decides nothing again later, where
         somebody takes the step up later."""
         loaded, lease = attempt.loaded, attempt.lease
-        report = self._prober.ask(tool, loaded.step, lambda ends_at: self._context(loaded, lease, ends_at))
+        report, word = self._ask_probe(tool, loaded, lease)
         if report.verdict is ProbeVerdict.HAPPENED:
             change: Recorded | Stopped = self._happened(report, attempt.effect)
         elif loaded.run.mode is RunMode.INTERACTIVE or not _may_change(report):
@@ -406,8 +406,10 @@ class StepExecutor:
                 )
             )
             return NOTHING
-        word = ProbeWord(verdict=report.verdict, looked_at=loaded.loaded_at)
         return self._settle(attempt, change, probe=word)
+
+    def _ask_probe(self, tool: Tool | None, loaded: Loaded, lease: Lease) -> tuple[ProbeReport, ProbeWord]:
+        return self._prober.ask(tool, loaded, lambda ends_at: self._context(loaded, lease, ends_at), began=lease.began)
 
     def _happened(self, report: ProbeReport, effect: ToolEffect) -> Recorded:
         if report.error is not None:
@@ -415,7 +417,7 @@ class StepExecutor:
         return self._kept(report.result, effect)
 
     def _settle_probed(
-        self, loaded: Loaded, fence: Fence, owner: str, report: ProbeReport, change: Recorded | Retried | Stopped
+        self, loaded: Loaded, fence: Fence, owner: str, word: ProbeWord, change: Recorded | Retried | Stopped
     ) -> Executed:
         settlement = Settlement(
             ref=loaded.step.ref,
@@ -423,7 +425,7 @@ class StepExecutor:
             effect=fence.effect,
             change=change,
             fence_id=fence.id,
-            probe=ProbeWord(verdict=report.verdict, looked_at=loaded.loaded_at),
+            probe=word,
         )
         recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
         if recorder.record_step(settlement):

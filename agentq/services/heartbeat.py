@@ -17,11 +17,15 @@ BEATS_PER_LEASE = 3  # Two beats may fail before the lease runs out.
 
 
 class Lease:
-    """The right to execute one attempt. `is_lost` and `is_cancel_requested` are set by the heartbeat."""
+    """The right to execute one attempt. `is_lost` and `is_cancel_requested` are set by the heartbeat.
 
-    def __init__(self, ref: StepRef, owner: str, held_until: float) -> None:
+    `began`: a moment of the worker's clock before anything was done under it.
+    """
+
+    def __init__(self, ref: StepRef, owner: str, *, began: float, held_until: float) -> None:
         self.ref = ref
         self.owner = owner
+        self.began = began
         self.is_lost = False
         self.is_cancel_requested = False
         self.is_given_back = False
@@ -52,12 +56,12 @@ class Heartbeat:
             answer = self._leases.acquire(ref, owner, self._lease_seconds)
         except LeasesUnavailableError:
             # It may be ours all the same: left behind, it would look like a death, and be charged as one.
-            self._release(Lease(ref, owner, began))
+            self._release(Lease(ref, owner, began=began, held_until=began))
             raise
         if answer is not LeaseAnswer.HELD:
             yield None
             return
-        lease = Lease(ref, owner, began + self._lease_seconds)
+        lease = Lease(ref, owner, began=began, held_until=began + self._lease_seconds)
         self._watch(lease)
         try:
             yield lease

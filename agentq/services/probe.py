@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from agentq.domain.errors import StoreUnavailableError
 from agentq.domain.failures import FailureClass
@@ -48,26 +49,22 @@ class Prober:
         self._deadline_seconds = deadline_seconds
         self._probes_max = probes_max
 
-    def ask(self, tool: Tool | None, step: Step, context: Callable[[float], ToolContext]) -> ProbeReport:
+    def ask(
+        self, tool: Tool | None, loaded: Loaded, context: Callable[[float], ToolContext], *, began: float
+    ) -> tuple[ProbeReport, ProbeWord]:
         """What the tool's probe says of this step's call; never raises. One that hangs ends this process: then the
-        keeper has it asked again. `context` makes one that ends at that moment of the clock."""
-        if tool is None or not tool.has_probe or not self._call_limit.can_end_calls:
-            why = f"this worker can't ask the probe of {step.tool!r}"
-            return ProbeReport(verdict=ProbeVerdict.FAILED, error=why, is_worth_repeating=True)
-        try:
-            with self._call_limit.within(self._deadline_seconds):
-                arguments = step.arguments
-                assert isinstance(arguments, dict)  # Or the call would not have been made.
-                return tool.ask(context(self._clock.elapsed_seconds() + self._deadline_seconds), arguments)
-        except ResultNotJsonError as error:
-            return ProbeReport(verdict=ProbeVerdict.HAPPENED, error=str(error))
-        except (Exception, SystemExit) as error:
-            logger.warning("the probe of %s raised run=%s step=%s: %s", tool.name, step.run_id, step.number, error)
-            return ProbeReport(
-                verdict=ProbeVerdict.FAILED,
-                error=describe(error),
-                is_worth_repeating=self._policy.is_retryable(error),
-            )
+        keeper has it asked again.
+
+        `context` makes one that ends at that moment of the clock; `began` is one before the step was read.
+        """
+        report = self._ask(tool, loaded.step, context)
+        since_seconds = self._clock.elapsed_seconds() - began
+        word = ProbeWord(
+            verdict=report.verdict,
+            looked_after=loaded.loaded_at,
+            looked_before=loaded.loaded_at + timedelta(seconds=since_seconds),
+        )
+        return report, word
 
     def after(self, report: ProbeReport, fence: Fence, loaded: Loaded) -> Retried | Stopped | AskAgain:
         """What follows from what it said, other than that the call happened, when it was asked after that reading."""
@@ -97,6 +94,25 @@ class Prober:
                 logger.warning("storing what the probe said again run=%s: %s", request.ref.run_id, error)
                 self._clock.sleep(STORE_AGAIN_SECONDS)
 
+    def _ask(self, tool: Tool | None, step: Step, context: Callable[[float], ToolContext]) -> ProbeReport:
+        if tool is None or not tool.has_probe or not self._call_limit.can_end_calls:
+            why = f"this worker can't ask the probe of {step.tool!r}"
+            return ProbeReport(verdict=ProbeVerdict.FAILED, error=why, is_worth_repeating=True)
+        try:
+            with self._call_limit.within(self._deadline_seconds):
+                arguments = step.arguments
+                assert isinstance(arguments, dict)  # Or the call would not have been made.
+                return tool.ask(context(self._clock.elapsed_seconds() + self._deadline_seconds), arguments)
+        except ResultNotJsonError as error:
+            return ProbeReport(verdict=ProbeVerdict.HAPPENED, error=str(error))
+        except (Exception, SystemExit) as error:
+            logger.warning("the probe of %s raised run=%s step=%s: %s", tool.name, step.run_id, step.number, error)
+            return ProbeReport(
+                verdict=ProbeVerdict.FAILED,
+                error=describe(error),
+                is_worth_repeating=self._policy.is_retryable(error),
+            )
+
 
 def after_probe(
     report: ProbeReport, fence: Fence, loaded: Loaded, *, policy: RetryPolicy, probes_max: int, chance: float
@@ -106,8 +122,7 @@ def after_probe(
     Before the deadline the caller may still be alive, so the run doesn't end over it. Half of the budget may be spent
     before "did not happen" counts: a request that was under way mostly arrives at once.
     """
-    word = ProbeWord(verdict=report.verdict, looked_at=loaded.loaded_at)
-    is_early, is_over = word.is_early_for(fence), word.looked_at > fence.deadline_at
+    is_early, is_over = not fence.is_over_by(loaded.loaded_at), loaded.loaded_at > fence.deadline_at
     if report.verdict is ProbeVerdict.DID_NOT_HAPPEN and not is_early:
         return policy.after_ruled_out(
             fence.failure_class,

@@ -56,7 +56,8 @@ def loaded(stage: Stage, run_id: str) -> Loaded:
 
 def by_probe(stage: Stage, run_id: str, change: Recorded | Retried | Stopped, verdict: ProbeVerdict) -> Settlement:
     """What follows when a probe says that, asked by a delivery that reads the step now."""
-    word = ProbeWord(verdict=verdict, looked_at=loaded(stage, run_id).loaded_at)
+    at = loaded(stage, run_id).loaded_at
+    word = ProbeWord(verdict=verdict, looked_after=at, looked_before=at)
     return settlement(stage, run_id, change, effect=PLAIN, fence_id=run_id, owner="prober", probe=word)
 
 
@@ -137,6 +138,30 @@ def test_a_probe_s_did_not_happen_requeues_the_write_when_its_time_is_over(stage
     assert (settled.verdict, [wakeup.ref.attempt for wakeup in settled.wakeups]) == (Verdict.APPLIED, [2])
     assert (stage.runs.run(run_id).pending_effect, answers(stage, run_id)) == (None, ["did_not_happen"])
     assert stage.steps.settle(late).verdict is Verdict.CONTRADICTED
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+@pytest.mark.parametrize(
+    ("looked_seconds_after_stamp", "verdict"), [(-0.001, Verdict.CONTRADICTED), (0.001, Verdict.AGREED)]
+)
+def test_a_probe_that_may_have_seen_the_newer_call_contradicts_nobody(
+    stage: Stage, looked_seconds_after_stamp: float, verdict: Verdict, is_settled: bool
+) -> None:
+    """It was asked of the first attempt, and slept before it looked. What it saw before the second could call is the
+    first's; what it saw later may be the second's, which has the same key."""
+    run_id = asked_about(stage, deadline_seconds=-5)
+    found = by_probe(stage, run_id, Recorded(result="found", then=Join()), ProbeVerdict.HAPPENED)
+    stage.steps.settle(by_probe(stage, run_id, requeued(), ProbeVerdict.DID_NOT_HAPPEN))
+    second = replace(stage.ref(run_id, FIRST_CALL), attempt=2)
+    assert stage.steps.fence(fence_request(second, id=f"{run_id}/2", has_probe=True)) is FenceVerdict.STAMPED
+    fence = stage.runs.run(run_id).pending_effect
+    assert fence is not None and found.probe is not None
+    if is_settled:
+        stage.steps.settle(replace(write_of(stage, run_id, PLAIN), ref=second, fence_id=fence.id))
+    looked_before = fence.stamped_at + timedelta(seconds=looked_seconds_after_stamp)
+    late = replace(found, owner="sleeper", probe=replace(found.probe, looked_before=looked_before))
+    assert stage.steps.settle(late).verdict is verdict
+    assert stage.runs.run(run_id).has_contradiction is (verdict is Verdict.CONTRADICTED)
 
 
 def test_a_probe_s_did_not_happen_cancels_a_run_that_waited_for_it(stage: Stage) -> None:

@@ -127,13 +127,14 @@ def ruling(ruling: Ruling) -> Move:
 
 def by_probe(name: str, change: Recorded | Retried, verdict: ProbeVerdict) -> Move:
     def move(stores: Stores, run_id: str) -> object:
+        now = datetime.now(UTC)
         settlement = Settlement(
             ref=first_call(run_id),
             owner=name,
             effect=PLAIN,
             change=change,
             fence_id=run_id,
-            probe=ProbeWord(verdict=verdict, looked_at=datetime.now(UTC)),
+            probe=ProbeWord(verdict=verdict, looked_after=now, looked_before=now),
         )
         return stores.steps.settle(settlement)
 

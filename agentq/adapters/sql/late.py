@@ -22,6 +22,17 @@ _DECISIONS = {
     ProbeVerdict.DID_NOT_HAPPEN: Decision.DID_NOT_HAPPEN,
 }
 
+_newer_stamp = (
+    select(events.c.at)
+    .where(
+        events.c.run_id == bindparam("run_id"),
+        events.c.number == bindparam("number"),
+        events.c.attempt > bindparam("attempt"),
+        events.c.kind == EventKind.FENCE_STAMPED.value,
+    )
+    .order_by(events.c.sequence)
+    .limit(1)
+)
 _noted = select(events.c.kind).where(
     events.c.run_id == bindparam("run_id"),
     events.c.number == bindparam("number"),
@@ -38,10 +49,11 @@ def settle_late(change: Change, step: RowMapping, settlement: Settlement, record
     """
     fence = change.run["pending_effect_id"]
     if step["state"] == StepState.COMPLETED:
-        return _note(change, settlement, agrees=_agrees(step, settlement, recorded))
+        return _note(change, settlement, agrees=_agrees(change, step, settlement, recorded))
     if fence is not None and fence != settlement.fence_id:
         # A newer attempt is at it. A keyed write's is the same write; a plain one's was started on a wrong word.
-        return _note(change, settlement, agrees=recorded.is_error or not settlement.effect.is_plain_write)
+        is_harmless = recorded.is_error or not settlement.effect.is_plain_write
+        return _note(change, settlement, agrees=is_harmless or _may_be_of_newer_call(change, settlement))
     if step["ruling"] == Decision.DID_NOT_HAPPEN and recorded.is_error:
         return _note(change, settlement, agrees=True)
     return _record(change, step, settlement, recorded)
@@ -129,10 +141,21 @@ def _carry_on_late(change: Change, step: RowMapping, recorded: Recorded, *, is_r
     return change.go_on()
 
 
-def _agrees(step: RowMapping, settlement: Settlement, recorded: Recorded) -> bool:
+def _may_be_of_newer_call(change: Change, settlement: Settlement) -> bool:
+    """A probe found the write, but looked when a newer attempt may have made it: the key is the same."""
+    if settlement.probe is None:
+        return False
+    ref = settlement.ref
+    names = {"run_id": ref.run_id, "number": ref.number, "attempt": ref.attempt}
+    stamped_at = change.connection.execute(_newer_stamp, names).scalar_one_or_none()
+    return stamped_at is not None and settlement.probe.looked_before > stamped_at
+
+
+def _agrees(change: Change, step: RowMapping, settlement: Settlement, recorded: Recorded) -> bool:
     if settlement.probe is not None:
         # Who was asked says that the call of this attempt happened, as its result does.
-        return bool(step["attempt"] == settlement.ref.attempt) and not step["is_error"]
+        is_of_this = bool(step["attempt"] == settlement.ref.attempt) or _may_be_of_newer_call(change, settlement)
+        return is_of_this and not step["is_error"]
     if step["ruling"] == Decision.HAPPENED and step["ruled_by"] == PROBE:
         # A probe may say it in other words than the tool.
         return not recorded.is_error

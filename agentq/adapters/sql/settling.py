@@ -162,7 +162,9 @@ def _looked_too_early(change: Change, settlement: Settlement) -> bool:
     """Nothing was seen, but what was looked for may have come after the look."""
     fence = fence_from(change.run)
     is_known = not (isinstance(settlement.change, Stopped) and settlement.change.outcome_unknown)
-    return is_known and fence is not None and settlement.probe is not None and settlement.probe.is_early_for(fence)
+    return is_known and fence is not None and settlement.probe is not None and not fence.is_over_by(
+        settlement.probe.looked_after
+    )
 
 
 def _is_in_doubt(step: RowMapping, settlement: Settlement, change: Change) -> bool:
