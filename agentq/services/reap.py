@@ -111,10 +111,11 @@ class Reaper:
                 stopped += isinstance(change, Stopped)
                 wakeups.extend(settled.wakeups)
                 logger.warning("reaped run=%s step=%s attempt=%s: %s", *_ids(step.wakeup.ref), change.error)
-        still_lost = self._still_lost(lost)
-        if wakeups or still_lost:
-            self.dispatcher.publish([*wakeups, *still_lost])
-        return Reaped(republished=len(still_lost), requeued=requeued, stopped=stopped)
+        if wakeups or lost:
+            self.dispatcher.publish([*wakeups, *(step.wakeup for step in lost)])
+        # Only then: marked first, a message that never got there would be waited for once more, and longer.
+        republished = self.keeping.mark_republished([step.wakeup.ref for step in lost])
+        return Reaped(republished=len(republished), requeued=requeued, stopped=stopped)
 
     def _ask_probe(self, step: InFlight) -> list[Wakeup]:
         """Let the attempt start again, as a question: its fence stands, so nobody makes its call."""
@@ -138,12 +139,6 @@ class Reaper:
         with _apart(step.wakeup.ref.run_id):
             return self.steps.settle(settlement)
         return None
-
-    def _still_lost(self, lost: list[InFlight]) -> list[Wakeup]:
-        if not lost:
-            return []
-        marked = set(self.keeping.mark_republished([step.wakeup.ref for step in lost]))
-        return [step.wakeup for step in lost if step.wakeup.ref in marked]
 
     def _resume_orphans(self) -> None:
         for run_id in self.keeping.runs_without_open_step(BATCH_MAX):

@@ -193,8 +193,9 @@ class RequeuesKeyedWritesAtTheDeadline(Altered):
 
 
 class NeverRepublishes(Altered):
-    def mark_republished(self, refs: list[StepRef]) -> list[StepRef]:
-        return []
+    def in_flight(self, *, after: StepRef | None, limit: int) -> list[InFlight]:
+        found: list[InFlight] = self.real.in_flight(after=after, limit=limit)
+        return [replace(each, dispatched_seconds=0.0) for each in found]
 
 
 class ForgivesCrashes(RetryPolicy):

@@ -1,5 +1,6 @@
 """What the reaper makes of a step in flight, as a table, and that one run's trouble is its own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -290,6 +291,24 @@ def test_a_broker_that_is_away_ends_the_pass(stage: Stage, grave: Grave) -> None
         grave.reaper.reap()
     grave.broker.is_away = False
     assert grave.reaper.reap() == Reaped(republished=1)
+
+
+def test_a_keeper_that_ends_before_it_publishes_costs_no_longer_wait(
+    stage: Stage, grave: Grave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next one finds the message as lost as before: a step marked first would wait for twice the grace period."""
+    run_id = stage.asked(READ)
+    stage.change_step(run_id, FIRST_CALL, dispatched_at=datetime.now(UTC) - timedelta(seconds=GRACE_SECONDS + 1))
+
+    def die(wakeups: Sequence[Wakeup]) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as dying:
+        dying.setattr(grave.broker, "publish", die)
+        with pytest.raises(SystemExit):
+            grave.reaper.reap()
+    assert grave.reaper.reap() == Reaped(republished=1)
+    assert grave.woken(run_id) == [stage.ref(run_id, FIRST_CALL)]
 
 
 def test_a_run_without_an_open_step_is_computed_anew(stage: Stage, grave: Grave) -> None:
