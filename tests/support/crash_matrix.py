@@ -2,9 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from sqlalchemy import select
@@ -51,7 +52,8 @@ QUICK = {
 }
 STALL_SECONDS = 6.0  # Longer than a lease, and than a deadline with what settles after it, and the keeper's interval.
 TRIES_MAX = 3  # Of a cell whose fault didn't come, because another's fault came in between.
-LOST_SECONDS = 90.0  # A message that may wait in a queue is given 30 s, and twice that the second time.
+LOST_SECONDS = 150.0  # A message that may wait in a queue is given 30 s, and twice that the second time.
+LATE_FAULT_SECONDS = 30.0  # A fault behind a settle may come after the run's end, or never.
 POLL_SECONDS = 0.1
 # To be cut off from the world is a failed call, and a lease that wasn't given back looks like a death.
 COSTLY = ("Tool.call", "Tool.ask", "Models.complete", "Leases.release")
@@ -119,24 +121,8 @@ class CrashMatrix:
         waiting = [(cell, 1) for cell in cells]
         active: dict[str, Active] = {}
         results: list[Result] = []
-        while waiting or active:
-            if ends_at is not None and time.monotonic() > ends_at:
-                waiting.clear()
-            # A deployment on SQLite is locked for as long as a process is stopped in the middle of a transaction.
-            with suppress(StoreUnavailableError):
-                self._begin_those_that_fit(waiting, active)
-            self._wake_stalled(active.values())
-            self._end_pauses(active.values())
-            self._restart_dead()
-            with suppress(StoreUnavailableError):
-                for over in self._over(active):
-                    result = self._judge(over)
-                    del active[over.run_id]
-                    if result.is_vacuous and over.tries < TRIES_MAX:
-                        waiting.append((over.cell, over.tries + 1))
-                    else:
-                        results.append(result)
-            time.sleep(POLL_SECONDS)
+        with self._waking(active):
+            self._run(waiting, active, results, ends_at)
         self._results += results
         return results
 
@@ -151,6 +137,31 @@ class CrashMatrix:
         return told
 
     # --- one cell
+
+    def _run(
+        self,
+        waiting: list[tuple[Cell, int]],
+        active: dict[str, Active],
+        results: list[Result],
+        ends_at: float | None,
+    ) -> None:
+        while waiting or active:
+            if ends_at is not None and time.monotonic() > ends_at:
+                waiting.clear()
+            # A deployment on SQLite is locked for as long as a process is stopped in the middle of a transaction.
+            with suppress(StoreUnavailableError):
+                self._begin_those_that_fit(waiting, active)
+            self._end_pauses(active.values())
+            self._restart_dead()
+            with suppress(StoreUnavailableError):
+                for over in self._over(active):
+                    result = self._judge(over)
+                    del active[over.run_id]
+                    if result.is_vacuous and over.tries < TRIES_MAX:
+                        waiting.append((over.cell, over.tries + 1))
+                    else:
+                        results.append(result)
+            time.sleep(POLL_SECONDS)
 
     def _begin_those_that_fit(self, waiting: list[tuple[Cell, int]], active: dict[str, Active]) -> None:
         for entry in list(waiting):
@@ -209,7 +220,7 @@ class CrashMatrix:
 
     def _has_all_fired(self, active: Active, trace: Sequence[Passed]) -> bool:
         """Faults behind a settle may come after the run's end."""
-        is_due = time.monotonic() < active.began + LOST_SECONDS / 3
+        is_due = time.monotonic() < active.began + LATE_FAULT_SECONDS
         return active.cell.is_sequence or not is_due or len(list(fired(trace))) == len(active.cell.faults)
 
     def _is_quiet(self, active: Active) -> bool:
@@ -270,6 +281,23 @@ class CrashMatrix:
                 yield f"step {step.number} was charged {step.crashes} crashes and {step.tries} tries"
 
     # --- processes
+
+    @contextmanager
+    def _waking(self, active: dict[str, Active]) -> Iterator[None]:
+        """In a thread of its own: one that is stopped may hold the lock that everything else here waits for."""
+        is_over = threading.Event()
+
+        def wake() -> None:
+            while not is_over.wait(POLL_SECONDS):
+                self._wake_stalled(list(active.values()))
+
+        thread = threading.Thread(target=wake, name="waking")
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def _wake_stalled(self, active: Iterable[Active]) -> None:
         for each in active:
