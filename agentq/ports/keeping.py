@@ -1,5 +1,6 @@
 """What the keeper reads, and the marks it leaves."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ class InFlight:
     fence: Fence | None
     fence_is_past_deadline: bool = False
     fence_is_settled: bool = False  # Past `settles_within` too; False where the tool doesn't declare it.
+    run_age_seconds: float = math.inf  # How long ago its run was enqueued.
 
 
 class KeeperStore(Protocol):

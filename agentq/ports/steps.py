@@ -1,5 +1,6 @@
 """A step, from message to settle."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,7 +42,8 @@ class Loaded:
 
     `handed_back_seconds` is how long ago the step was first handed back for want of its agent or tool,
     `throttled_seconds` how long ago a rate limit or an open circuit first held it up; None: never. `loaded_at` is the
-    database's time of this reading: whoever looks at the world after it, looked later than that.
+    database's time of this reading: whoever looks at the world after it, looked later than that. `run_age_seconds` is
+    how long ago the run was enqueued.
     """
 
     run: RunHead
@@ -51,6 +53,7 @@ class Loaded:
     fence: Fence | None = None
     handed_back_seconds: float | None = None
     throttled_seconds: float | None = None
+    run_age_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ class Settlement:
     `owner` makes it idempotent: the same settlement sent again is answered ALREADY.
     `with_events=False` gives up the audit events (counted on the run): only for what only reads.
     `probe` is set when the change follows from what a probe said of the call under that fence.
+    `suppressed` is how many deliveries of the step came to nothing until now; None: not known, what is stored stays.
+    `held_by` had the attempt, None: the owner; `held_seconds` ago it took it, as far as that is known.
     """
 
     ref: StepRef
@@ -91,6 +96,9 @@ class Settlement:
     fence_id: str | None = None
     with_events: bool = True
     probe: "ProbeWord | None" = None
+    suppressed: int | None = None
+    held_by: str | None = None
+    held_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ class StepStore(Protocol):
         a cancel that waited for it. The attempt stays and is dispatched again. False: that fence doesn't stand."""
         ...
 
-    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
+    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str, owner: str = "agentq") -> bool:
         """Make the attempt available again later at no charge: it couldn't be started here. False: it moved on."""
         ...
 

@@ -162,8 +162,8 @@ class ScriptedSteps:
     def take_back(self, ref: StepRef, fence_id: str, owner: str) -> bool:
         return self.script.play(self._real.take_back, ref, fence_id, owner)
 
-    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
-        return self.script.play(self._real.hand_back, ref, due_in_seconds=due_in_seconds, why=why)
+    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str, owner: str = "agentq") -> bool:
+        return self.script.play(self._real.hand_back, ref, due_in_seconds=due_in_seconds, why=why, owner=owner)
 
     def park(self, ref: StepRef) -> bool:
         return self.script.play(self._real.park, ref)

@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     STEP_PARKED = "step.parked"
     TOOL_PAUSED = "tool.paused"
     TOOL_RESUMED = "tool.resumed"
+    PROBE_REQUESTED = "probe.requested"
     PROBE_ANSWERED = "probe.answered"
     OUTCOME_LATE = "outcome.late"
     OUTCOME_AGREED = "outcome.agreed"
@@ -55,6 +56,7 @@ class EventKind(StrEnum):
     WRITE_RESOLVED = "write.resolved"
     WRITE_GIVEN_UP = "write.given_up"
     DECISION_REFUSED = "decision.refused"
+    RUNS_PURGED = "runs.purged"
 
 
 _step = select(steps).where(steps.c.run_id == bindparam("run_id"), steps.c.number == bindparam("number"))
@@ -253,8 +255,9 @@ class Change:
 
     # --- dead letters
 
-    def stop(self, number: int, attempt: int, stopped: Stopped) -> None:
-        """The run ends as failed over that step. A queued run's is a dead letter, as is every unknown write."""
+    def stop(self, number: int, attempt: int, stopped: Stopped, **told: Any) -> None:
+        """The run ends as failed over that step. A queued run's is a dead letter, as is every unknown write. `told` is
+        what its event says besides."""
         error = clean_text(stopped.error)
         is_dead_letter = self.run["mode"] == RunMode.QUEUED or stopped.outcome_unknown
         if is_dead_letter:
@@ -283,6 +286,8 @@ class Change:
             reason=stopped.reason.value,
             failure_class=stopped.failure_class.value,
             outcome_unknown=stopped.outcome_unknown or None,
+            error=error,
+            **told,
         )
 
     def dead_letter(self) -> RowMapping | None:

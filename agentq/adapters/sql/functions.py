@@ -29,6 +29,7 @@ _SETTLE = "SELECT o_status, o_agent, o_first_number, o_opened FROM " + _call(
     "agentq_settle_1",
     *("text", "integer", "integer", "text", "text", "text", "boolean", "integer", "integer", "text", "text", "jsonb"),
     "text",
+    "integer",
 )
 
 
@@ -79,6 +80,7 @@ def settle_by_function(connection: Any, settlement: Settlement, recorded: Record
         output,
         calls_text,
         encode(settled_data(settlement, recorded)) if settlement.with_events else None,
+        settlement.suppressed,
     )
     status, agent, first_number, opened = connection.execute(_SETTLE, arguments).fetchone()
     if status is None:

@@ -81,6 +81,7 @@ _in_flight = (
         steps.c.crashes,
         steps.c.republished,
         seconds_since(steps.c.dispatched_at).label("dispatched_seconds"),
+        seconds_since(runs.c.created_at).label("run_age_seconds"),
     )
     .join_from(steps, runs, _of_its_run)
     .where(
@@ -287,4 +288,5 @@ def _in_flight_from(row: RowMapping) -> InFlight:
         fence=fence,
         fence_is_past_deadline=fence is not None and bool(row["is_past_deadline"]),
         fence_is_settled=fence is not None and bool(row["is_settled"]),
+        run_age_seconds=row["run_age_seconds"],
     )

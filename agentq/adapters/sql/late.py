@@ -59,8 +59,8 @@ def settle_late(change: Change, step: RowMapping, settlement: Settlement, record
     return _record(change, step, settlement, recorded)
 
 
-def record_result(change: Change, number: int, settlement: Settlement, recorded: Recorded) -> None:
-    """The step is completed with that result."""
+def record_result(change: Change, number: int, settlement: Settlement, recorded: Recorded, **values: Any) -> None:
+    """The step is completed with that result; `values` are further columns of its row."""
     change.change_step(
         number,
         state=StepState.COMPLETED.value,
@@ -71,6 +71,7 @@ def record_result(change: Change, number: int, settlement: Settlement, recorded:
         may_have_happened=False,
         settled_by=clean_text(settlement.owner),
         finished_at=change.now,
+        **values,
         **ruling_of(settlement, change),
     )
 

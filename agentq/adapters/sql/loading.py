@@ -79,6 +79,7 @@ class AttemptReader:
             fence=None if row["pending_effect_id"] is None else fence_from(_with_times(row)),
             handed_back_seconds=row["handed_back_seconds"],
             throttled_seconds=row["throttled_seconds"],
+            run_age_seconds=row["run_age_seconds"],
         )
 
 
@@ -94,6 +95,7 @@ def _head_statement() -> Select[Any]:
             *_RUN_COLUMNS,
             seconds_since(steps.c.handed_back_since).label("handed_back_seconds"),
             seconds_since(steps.c.throttled_since).label("throttled_seconds"),
+            seconds_since(runs.c.created_at).label("run_age_seconds"),
             now_plus(literal_column("0")).label("loaded_at"),
         )
         .join_from(steps, runs, runs.c.id == steps.c.run_id)

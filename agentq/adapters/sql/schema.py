@@ -184,6 +184,8 @@ steps = Table(
     Column("ruling", Text),  # What a person or a probe decided about its unknown write (a Decision).
     Column("ruled_by", Text),
     Column("ruled_at", UtcDateTime),
+    # Deliveries that came to nothing, as far as its last settle or requeue heard; null: Redis couldn't tell.
+    Column("suppressed", Integer),
     postgresql_with={"fillfactor": 90},
 )
 # Statements that are to use a partial index say its condition in the same words, without parameters.

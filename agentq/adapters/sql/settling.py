@@ -66,7 +66,7 @@ def fence_of(change: Change, number: int) -> str | None:
 
 def _record(change: Change, settlement: Settlement, recorded: Recorded) -> Settled:
     number, attempt = settlement.ref.number, settlement.ref.attempt
-    record_result(change, number, settlement, recorded)
+    record_result(change, number, settlement, recorded, **_counted(settlement))
     if settlement.fence_id is not None:
         change.set(**NO_FENCE)
     change.event(EventKind.STEP_SETTLED, number, attempt, **settled_data(settlement, recorded))
@@ -92,6 +92,7 @@ def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: 
         "is_isolated": bool(step["is_isolated"]) or retried.is_isolated,  # A suspect stays one.
         "settled_by": clean_text(settlement.owner),
         **_charged(retried.charge, step, change),
+        **_counted(settlement),
         **ruling_of(settlement, change),
     }
     if fence is not None:
@@ -107,6 +108,7 @@ def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: 
         error=clean_text(retried.error),
         due_in_seconds=round((due_at - change.now).total_seconds(), 3),
         fence=settlement.fence_id,
+        **held_data(settlement),
     )
     if change.run["cancel_requested"]:
         change.cancel()
@@ -116,6 +118,11 @@ def _requeue(change: Change, step: RowMapping, settlement: Settlement, retried: 
     is_woken = is_due and change.is_active
     wakeup = wakeup_from(cast(RowMapping, {**step, **values, "agent": change.run["agent"]}))
     return Settled(verdict=Verdict.APPLIED, wakeups=(wakeup,) if is_woken else (), run_status=change.status)
+
+
+def _counted(settlement: Settlement) -> dict[str, Any]:
+    """Deliveries that came to nothing; what was known before stays where this settlement doesn't know."""
+    return {} if settlement.suppressed is None else {"suppressed": settlement.suppressed}
 
 
 def _charged(charge: Charge, step: RowMapping, change: Change) -> dict[str, Any]:
@@ -141,12 +148,13 @@ def _stop(change: Change, step: RowMapping, settlement: Settlement, stopped: Sto
         settled_by=clean_text(settlement.owner),
         finished_at=change.now,
         may_have_happened=_is_in_doubt(step, settlement, change) if ends_fence else bool(step["may_have_happened"]),
+        **_counted(settlement),
         **({} if is_unknown else ruling_of(settlement, change)),
     )
     if is_cancelled:
         change.cancel()
     else:
-        change.stop(number, attempt, replace(stopped, outcome_unknown=is_unknown))
+        change.stop(number, attempt, replace(stopped, outcome_unknown=is_unknown), **held_data(settlement))
     change.write()
     return Settled(verdict=Verdict.APPLIED, run_status=change.status)
 
@@ -217,4 +225,14 @@ def settled_data(settlement: Settlement, recorded: Recorded) -> dict[str, Any]:
         data["is_error"] = True
     if recorded.note is not None:
         data["note"] = recorded.note
+    return {**data, **held_data(settlement)}
+
+
+def held_data(settlement: Settlement) -> dict[str, Any]:
+    """Who had the attempt and for how long, where neither the event's actor nor its fence's own event says so."""
+    data: dict[str, Any] = {}
+    if settlement.held_by is not None:
+        data["worker"] = clean_text(settlement.held_by)
+    if settlement.fence_id is None and settlement.held_seconds is not None:
+        data["seconds"] = round(settlement.held_seconds, 3)
     return data

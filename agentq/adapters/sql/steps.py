@@ -74,11 +74,11 @@ class SqlStepStore:
             change.write()
             return True
 
-    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str) -> bool:
+    def hand_back(self, ref: StepRef, *, due_in_seconds: float, why: str, owner: str = "agentq") -> bool:
         with self._database.locked(ref.run_id) as (connection, row):
             if row is None:
                 return False
-            change = Change(connection, row, actor="agentq")
+            change = Change(connection, row, actor=owner)
             step = change.step(ref.number)
             if step is None or not is_up(change, step, ref) or fence_of(change, ref.number) is not None:
                 return False

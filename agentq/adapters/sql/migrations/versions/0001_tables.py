@@ -158,6 +158,7 @@ def upgrade() -> None:
         sa.Column("ruling", sa.Text()),
         sa.Column("ruled_by", sa.Text()),
         sa.Column("ruled_at", UtcDateTime()),
+        sa.Column("suppressed", sa.Integer()),
         sa.PrimaryKeyConstraint("run_id", "number", name=op.f("steps_pkey")),
         postgresql_with={"fillfactor": 90},
     )

@@ -76,7 +76,8 @@ SETTLE = """
 CREATE FUNCTION agentq_settle_1(
     p_run_id text, p_number integer, p_attempt integer, p_owner text, p_fence_id text, p_result text,
     p_is_error boolean, p_input_tokens integer, p_output_tokens integer, p_then text, p_output text, p_calls jsonb,
-    p_event text, OUT o_status text, OUT o_agent text, OUT o_first_number integer, OUT o_opened jsonb
+    p_event text, p_suppressed integer,
+    OUT o_status text, OUT o_agent text, OUT o_first_number integer, OUT o_opened jsonb
 ) LANGUAGE plpgsql AS $$
 DECLARE
     r record;
@@ -103,7 +104,8 @@ BEGIN
         output_tokens = p_output_tokens,
         may_have_happened = false,
         settled_by = p_owner,
-        finished_at = v_now
+        finished_at = v_now,
+        suppressed = coalesce(p_suppressed, suppressed)
     WHERE run_id = p_run_id AND number = p_number AND attempt = p_attempt AND state = 'available';
     IF NOT FOUND THEN
         RETURN;
