@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import RowMapping, delete
+from sqlalchemy import RowMapping, delete, insert, select
 
-from agentq.adapters.sql.schema import dead_letters, events, runs, steps
+from agentq.adapters.sql.schema import dead_letters, events, purging, runs, seals, steps
 from agentq.domain.decisions import Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import (
@@ -110,7 +110,8 @@ class Simulation:
         parts = self.parts
         parts.time.now = 0.0
         with parts.database.writing() as connection:
-            for table in (dead_letters, events, steps, runs):
+            connection.execute(insert(purging).from_select(["run_id"], select(runs.c.id)))
+            for table in (dead_letters, seals, events, steps, runs, purging):
                 connection.execute(delete(table))
         parts.leases.survey([])
         parts.time.now += LEASE_SECONDS + 1  # Redis has been up for a while.
