@@ -11,6 +11,7 @@ from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.rows import step_from, wakeup_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
+from agentq.adapters.sql.sealing import seal
 from agentq.domain.effects import ToolEffect
 from agentq.domain.fingerprint import fingerprint
 from agentq.domain.model import NewStep, RunMode, RunStatus, StepKind, StepState
@@ -106,6 +107,7 @@ class Change:
         self._with_events = with_events
         self._changed: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
+        self._has_ended = False
 
     # --- the run's row and its events
 
@@ -128,7 +130,8 @@ class Change:
         self._events.append({"kind": kind.value, "number": number, "attempt": attempt, "data": encode(known)})
 
     def write(self) -> None:
-        """Store the events and the run's row. Raises AuditRefusedError when the database refuses the events."""
+        """Store the events and the run's row, and seal a run that ended. Raises AuditRefusedError when the database
+        refuses the events or the seal."""
         if self._events and self._with_events:
             first = self.run["events_count"] + 1
             rows = [
@@ -140,9 +143,12 @@ class Change:
             self.set(events_count=first + len(rows) - 1)
         elif self._events:
             self.set(events_lost=self.run["events_lost"] + len(self._events))
+        if self._has_ended and self._with_events:
+            sealed = {"sequence": self.run["events_count"], "events_lost": self.run["events_lost"], "at": self.now}
+            seal(self.connection, self.run_id, **sealed)
         if self._changed:
             self.connection.execute(_change_run, {"of_run": self.run_id, **self._changed})
-        self._events, self._changed = [], {}
+        self._events, self._changed, self._has_ended = [], {}, False
 
     def start(self) -> None:
         """The run is running, if it was queued."""
@@ -151,11 +157,13 @@ class Change:
 
     def activate(self) -> None:
         """The ended run is running again."""
+        self._has_ended = False
         started_at = self.run["started_at"] or self.now
         self.set(status=RunStatus.RUNNING.value, started_at=started_at, finished_at=None, error=None, output=None)
 
     def end(self, status: RunStatus, **values: Any) -> None:
         """The run has ended; `values` are further columns of its row."""
+        self._has_ended = True
         started_at = self.run["started_at"] or self.now
         self.set(status=status.value, started_at=started_at, finished_at=self.now, open_calls=0, **values)
 

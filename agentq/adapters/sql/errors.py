@@ -97,9 +97,9 @@ def _from_postgresql(error: psycopg.Error, is_event: bool) -> AgentqError:
         return StoreUnreachableError(f"the database can't be reached: {_line(error)}")
     if is_lost(error):
         return StoreUnavailableError(f"the database can't be reached, or its reply was lost: {_line(error)}")
-    # The functions that settle and fence insert the event themselves: then the context names the statement.
+    # The functions that settle and fence insert the event, and seal, themselves: then the context names the statement.
     inner = f"{error.diag.context or ''} {error.diag.internal_query or ''}"
-    if is_event or "INSERT INTO events" in inner:
+    if is_event or "INSERT INTO events" in inner or "agentq_seal_1" in inner:
         return AuditRefusedError(f"the audit event could not be stored: {_line(error)}")
     state = error.sqlstate or ""
     if state.startswith(_UNAVAILABLE_CLASSES) or state in _UNAVAILABLE_STATES:

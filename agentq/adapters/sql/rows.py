@@ -22,6 +22,7 @@ from agentq.domain.model import (
     StepState,
     Usage,
 )
+from agentq.domain.seals import LoggedEvent
 from agentq.ports.dispatch import Wakeup
 
 
@@ -155,6 +156,20 @@ def event_from(row: Named) -> Event:
         attempt=row["attempt"],
         actor=row["actor"],
         data=data,
+    )
+
+
+def logged_event_from(row: Named) -> LoggedEvent:
+    """The event in a row of `events`, as it is stored."""
+    return LoggedEvent(
+        run_id=row["run_id"],
+        sequence=row["sequence"],
+        at=row["at"],
+        kind=row["kind"],
+        number=row["number"],
+        attempt=row["attempt"],
+        actor=row["actor"],
+        data=row["data"],
     )
 
 

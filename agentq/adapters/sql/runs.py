@@ -17,6 +17,7 @@ from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.locking import is_one_of, lock_runs_of
 from agentq.adapters.sql.rows import dead_letter_from, event_from, run_from, step_from
 from agentq.adapters.sql.schema import agents, dead_letters, events, runs, steps
+from agentq.adapters.sql.sealing import seal
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import IdempotencyConflictError, NotFoundError
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
@@ -186,6 +187,9 @@ class SqlRunStore:
         if rows:
             with auditing():
                 connection.execute(events.insert(), rows)
+        for run in new_runs:
+            if run.error is not None:  # It has ended as it began.
+                seal(connection, run.id, sequence=1, events_lost=0, at=created[run.id])
 
 
 class _Distinct:

@@ -89,7 +89,7 @@ DECLARE
     v_batch integer;
     v_status text := 'running';
 BEGIN
-    SELECT status, agent, next_step, open_calls, events_count, cancel_requested, pending_effect_id INTO r
+    SELECT status, agent, next_step, open_calls, events_count, events_lost, cancel_requested, pending_effect_id INTO r
     FROM runs WHERE id = p_run_id FOR NO KEY UPDATE;
     IF NOT FOUND OR r.status NOT IN ('queued', 'running') OR r.cancel_requested
        OR r.pending_effect_id IS DISTINCT FROM p_fence_id THEN
@@ -160,6 +160,7 @@ BEGIN
         IF v_status = 'completed' THEN
             INSERT INTO events (run_id, sequence, at, kind, actor, data)
             VALUES (p_run_id, r.events_count + 2, v_now, 'run.completed', p_owner, '{}');
+            PERFORM agentq_seal_1(p_run_id, r.events_count + 2, r.events_lost, v_now);  -- Of a later revision.
         END IF;
     END IF;
     IF p_event IS NULL THEN
