@@ -10,11 +10,11 @@ from sqlalchemy import select, update
 
 from agentq.adapters.sql.change import NO_FENCE
 from agentq.adapters.sql.engine import Database
-from agentq.adapters.sql.schema import events, runs, steps
+from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.decisions import Ruling
 from agentq.domain.errors import StoreUnavailableError
 from agentq.domain.model import Charge, Decision, RunStatus, StepRef, StepState
-from agentq.domain.outcomes import Retried, Stopped
+from agentq.domain.outcomes import Recorded, Retried, Stopped
 from agentq.domain.retry import RetryPolicy
 from agentq.domain.tools import Tool
 from agentq.ports.keeping import InFlight
@@ -138,12 +138,10 @@ class DropsLateOutcomes(Altered):
 
 class HidesContradictions(Altered):
     def settle(self, settlement: Settlement) -> Settled:
+        change, step = settlement.change, self.step(settlement.ref.number)
+        if isinstance(change, Recorded) and step["attempt"] != settlement.ref.attempt:
+            settlement = replace(settlement, change=replace(change, is_error=True))  # As if nothing had happened.
         settled: Settled = self.real.settle(settlement)
-        if settled.verdict is Verdict.CONTRADICTED:
-            with self.database.writing() as connection:
-                connection.execute(
-                    update(events).where(events.c.kind == "outcome.contradicted").values(kind="outcome.agreed")
-                )
         return settled
 
 
