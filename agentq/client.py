@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
-from agentq.domain.decisions import Choice, Discarding, Replaying, Ruling
+from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.domain.pauses import Pause
@@ -177,6 +177,14 @@ class AgentQ:
 
     def discard(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
         """Give a dead-lettered run up, for good: it leaves the list, stays failed, and can't be replayed, only copied.
+    def resolve_by_probe(self, run_id: str, *, reason: str = "", actor: str | None = None) -> Step:
+        """Have the tool's probe asked again what became of an unknown write; a worker does it, within seconds.
+
+        By its answer the run goes on, or the write is made again; if it can't tell, the run is a dead letter again.
+        Raises NotFoundError, AlreadyDecidedError, RefusedError (the tool had no probe, an interactive run).
+        """
+        return self._wiring.decisions.resolve_by_probe(run_id, actor=actor or self._actor, reason=reason)
+
 
         An unknown write of it stays unknown, and is written down as that. Returns the status after. Raises
         NotFoundError, AlreadyDecidedError, RefusedError (no dead letter).
@@ -262,6 +270,10 @@ class AgentQ:
 
     def discard_many(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
         """Give every matching dead letter up; like `discard`, with the options of `replay_many`."""
+    def resolve_many_by_probe(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
+        """Have the probe asked about every matching write in doubt; `resolve_by_probe` with `replay_many`'s options."""
+        return self._decide({**filters, "outcome_unknown": True}, Asking(), **options)
+
         return self._decide(filters, Discarding(), **options)
 
     def _decide(

@@ -55,6 +55,8 @@ def next_moves(view: View) -> list[tuple[str, str]]:
     ]
     resolve = f"agentq dead-letters resolve {run_id}"
     if is_in_doubt(view):
+        if view["pending_effect"]["has_probe"] and view["mode"] == "queued":
+            moves.append(("Its probe can be asked again, and the run goes on by its answer:", f"{resolve} --by-probe"))
         moves += [
             ("If the write happened, say so with its result (JSON):", f"{resolve} --happened '{{...}}' --reason '...'"),
             (

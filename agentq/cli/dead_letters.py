@@ -1,11 +1,10 @@
 """`agentq dead-letters`: see what stopped and why, and what a replay would do."""
 
-import shlex
-
 import click
 
 from agentq.cli.cards import show_dead_letter
 from agentq.cli.filters import dead_letter_filters
+from agentq.cli.hints import suggest_about_each, suggest_about_groups
 from agentq.cli.lazy import LazyCommand, LazyGroup
 from agentq.cli.output import (
     Cell,
@@ -17,7 +16,6 @@ from agentq.cli.output import (
     emit_one,
     output_options,
     short,
-    suggest,
 )
 from agentq.cli.session import connected, given_ids, ids_argument
 from agentq.domain.errors import NotFoundError
@@ -99,23 +97,12 @@ def list_dead_letters(output: Format, grouped: bool | None, **filters: object) -
             groups = [group_view(group) for group in client.dead_letter_groups(**unlimited)]
             emit_list(groups, GROUP_COLUMNS, output, id_of="newest_run_id", none="no dead letters match")
             if output.is_for_people and groups:
-                _suggest_about(groups[0])
+                suggest_about_groups(client, groups)
             return
         views = [dead_letter_view(letter) for letter in client.dead_letters(**filters)]
     emit_list(views, COLUMNS, output, id_of="run_id", none="no dead letters: nothing waits for a person")
     if output.is_for_people and views:
-        suggest(f"agentq dead-letters show {views[0]['run_id']}")
-
-
-def _suggest_about(group: View) -> None:
-    chosen = f"--fingerprint {group['fingerprint']}"
-    if group["tool"]:
-        chosen = f"--tool {shlex.quote(group['tool'])} {chosen}"
-    suggest(f"agentq dead-letters plan {group['newest_run_id']}")
-    if group["unknown_count"]:
-        suggest(f"agentq dead-letters list --each --outcome-unknown {chosen}")
-    if group["unknown_count"] < group["count"]:
-        suggest(f"agentq dead-letters replay {chosen} --dry-run")
+        suggest_about_each(views)
 
 
 @click.command()
@@ -133,7 +120,7 @@ def plan(ids: tuple[str, ...], from_step: int | None, repeat_write: tuple[int, .
             view = plan_view(client.replay_plan(run_id, from_step=from_step, repeat_writes=repeat_write))
             emit_one(view, output, lambda: show_plan(view), id_of="run_id")  # noqa: B023 - called at once
             if output.is_for_people:
-                suggest_next(view)
+                suggest_next(client, view)
 
 
 @click.command()

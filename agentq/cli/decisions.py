@@ -7,6 +7,7 @@ import click
 from agentq.cli.enqueue import parse_json
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.filters import choose_many, chosen_filters
+from agentq.cli.hints import say_paused, suggest_after_probe, suggest_after_replays
 from agentq.cli.many import Verb, decide_about_many, many_options
 from agentq.cli.output import Format, View, output_options, say, suggest
 from agentq.cli.session import actor_option, ask, change_each, connected, given_ids, yes_option
@@ -22,6 +23,7 @@ _LOOKED_AT = click.option(
     metavar="TIME",
     help="When you looked and saw that it hadn't: RFC 3339, or an age such as 5m. [default: now]",
 )
+_BY_PROBE = click.option("--by-probe", is_flag=True, help="Have the tool's probe asked again, and go on by its answer.")
 _REASON = click.option("--reason", default="", metavar="TEXT", help="How you know, for the audit log.")
 _SOME_IDS = click.argument("ids", nargs=-1, metavar="[ID...|-]")
 
@@ -30,6 +32,7 @@ _SOME_IDS = click.argument("ids", nargs=-1, metavar="[ID...|-]")
 @_SOME_IDS
 @_HAPPENED
 @_DID_NOT_HAPPEN
+@_BY_PROBE
 @_LOOKED_AT
 @_REASON
 @choose_many
@@ -41,6 +44,7 @@ def resolve(
     ids: tuple[str, ...],
     happened: str | None,
     did_not_happen: bool,
+    by_probe: bool,
     looked_at: str | None,
     reason: str,
     dry_run: bool,
@@ -52,14 +56,24 @@ def resolve(
 ) -> ExitCode:
     """Say whether an unknown write happened. The run stays stopped until it is replayed.
 
+    With --by-probe the tool's probe is asked once more, and the run goes on by its answer: with the result, or by
+    making the write again. If the probe can't tell, the run comes back as a dead letter.
+
     \b
       agentq dead-letters resolve ID --happened '{"refund_id": "re_17"}' --reason "seen at the provider"
       agentq dead-letters resolve ID --did-not-happen --reason "the provider has no such refund"
       agentq dead-letters resolve --tool send_refund --since 1h --did-not-happen --dry-run
+      agentq dead-letters resolve --tool send_refund --by-probe --rate 50
     """
     decision = _decision(happened, did_not_happen, looked_at)
+    if by_probe:
+        if decision:
+            raise click.UsageError("--by-probe leaves it to the probe: say nothing of the write yourself")
+        return _resolve_by_probe(
+            ids, which, reason=reason, dry_run=dry_run, rate=rate, actor=actor, yes=yes, output=output
+        )
     if not decision:
-        raise click.UsageError("say what became of the write: --happened RESULT, or --did-not-happen")
+        raise click.UsageError("say what became of the write: --happened RESULT, or --did-not-happen, or --by-probe")
     filters = _filters_or_ids(ids, which, dry_run=dry_run, rate=rate)
     with connected(actor) as client:
         if filters is not None:
@@ -89,6 +103,48 @@ def resolve(
         can_go_on = [run_id for run_id in resolved if client.status(run_id) is RunStatus.FAILED]
     if output.is_for_people and can_go_on:
         suggest(f"agentq dead-letters replay {' '.join(can_go_on)}")
+    return code
+
+
+def _resolve_by_probe(
+    ids: tuple[str, ...],
+    which: dict[str, Any],
+    *,
+    reason: str,
+    dry_run: bool,
+    rate: float | None,
+    actor: str,
+    yes: bool,
+    output: Format,
+) -> ExitCode:
+    filters = _filters_or_ids(ids, which, dry_run=dry_run, rate=rate)
+    with connected(actor) as client:
+        if filters is not None:
+            code = decide_about_many(
+                Verb(command="ask about", question="Have the probe asked about {}?", past="asked about"),
+                lambda **options: client.resolve_many_by_probe(filters, reason=reason, **options),
+                **_counts(client, {**filters, "outcome_unknown": True}),
+                dry_run=dry_run,
+                rate=rate,
+                yes=yes,
+                output=output,
+            )
+            if output.is_for_people and not dry_run and code is not ExitCode.REFUSED:
+                suggest_after_probe(client)
+            return code
+        chosen = given_ids(ids)
+        ask(f"Have the probe asked about {_named(chosen)}?", yes=yes)
+        asked: list[str] = []
+
+        def change(run_id: str) -> View:
+            step = client.resolve_by_probe(run_id, reason=reason)
+            asked.append(run_id)
+            say(f"{run_id}: the probe of {step.tool} is being asked about step {step.number}")
+            return {"step": step.number, "tool": step.tool}
+
+        code = change_each(chosen, change, output)
+    if output.is_for_people and asked:
+        suggest(f"agentq runs events {asked[0]} --follow")
     return code
 
 
@@ -143,7 +199,7 @@ def replay(
         raise click.UsageError("--happened and --did-not-happen go with ids; for many: agentq dead-letters resolve")
     with connected(actor) as client:
         if filters is not None:
-            return decide_about_many(
+            code = decide_about_many(
                 Verb(command="replay", question="Replay {}?", past="replayed"),
                 lambda **options: client.replay_many(filters, reason=reason, **options),
                 **_counts(client, filters),
@@ -152,6 +208,9 @@ def replay(
                 yes=yes,
                 output=output,
             )
+            if output.is_for_people and not dry_run and code is not ExitCode.REFUSED:
+                suggest_after_replays(client)
+            return code
         chosen = given_ids(ids)
         ask(_question_of_replay(chosen, decision, from_step, repeat_write), yes=yes)
         goes_on: list[str] = []
@@ -162,8 +221,9 @@ def replay(
             return {} if goes_on[-1] == run_id else {"new_run_id": goes_on[-1]}
 
         code = change_each(chosen, change, output)
-    if output.is_for_people and code is ExitCode.DONE:
-        suggest(f"agentq runs events {goes_on[0]} --follow")
+        if output.is_for_people and code is ExitCode.DONE:
+            suggest(f"agentq runs events {goes_on[0]} --follow")
+            say_paused(client)
     return code
 
 

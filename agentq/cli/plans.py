@@ -4,8 +4,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from agentq.cli.cards import arguments_text
+from agentq.cli.hints import suggest_probe
 from agentq.cli.output import (
     EFFECT_STYLES,
     Cell,
@@ -23,6 +25,9 @@ from agentq.cli.output import (
 )
 from agentq.cli.watch import worker_text
 from agentq.domain.replay import Fate
+
+if TYPE_CHECKING:
+    from agentq.client import AgentQ
 
 FOLDED_STEPS_MIN = 4  # So many recorded steps in a row are one line: what happens again mustn't drown in them.
 
@@ -52,7 +57,7 @@ def show_plan(view: View) -> None:
                 emit_text(f"  {line}")
 
 
-def suggest_next(view: View) -> None:
+def suggest_next(client: "AgentQ", view: View) -> None:
     """The commands that a plan leads to."""
     run_id = shlex.quote(view["run_id"])
     blocked = [step for step in view["steps"] if step["fate"] == Fate.BLOCKED]
@@ -64,7 +69,10 @@ def suggest_next(view: View) -> None:
         if accept:
             suggest(f"agentq dead-letters plan {run_id}{_copy_options(view)}{accept}")
     elif blocked and blocked[0]["fence"]:
-        looked = " --looked-at TIME" if blocked[0]["fence"]["settles_within_seconds"] is None else ""
+        fence = blocked[0]["fence"]
+        looked = " --looked-at TIME" if fence["settles_within_seconds"] is None else ""
+        if fence["has_probe"]:
+            suggest_probe(client, view["run_id"], fence["tool"])
         suggest(
             f"agentq dead-letters resolve {run_id} --happened '{{...}}' --reason '...'",
             f"agentq dead-letters resolve {run_id} --did-not-happen{looked} --reason '...'",

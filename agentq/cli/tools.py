@@ -1,12 +1,12 @@
 """`agentq tools`: what the agents of this environment may do to the world, and switching tools off for a while."""
 
 import difflib
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from agentq.cli.hints import after_resume, newest_unknown, scope_options
 from agentq.cli.lazy import LazyCommand, LazyGroup
 from agentq.cli.output import (
     EFFECT_STYLES,
@@ -123,11 +123,14 @@ def pause(
             ask(f"Pause {_scope_text(tool, agent)}?", yes=yes)
         made = client.pause(tool, agent=agent, reads=reads, reason=reason)
         in_flight = client.writes_in_flight(tool, agent=agent)
+        unknown = newest_unknown(client, tool, agent)
     emit_one({**pause_view(made), "writes_in_flight": in_flight}, output, lambda: None, id_of="tool")
     say(f"{_scope_text(tool, agent)} is paused: {'reads and writes wait' if reads else 'writes wait'}")
     if in_flight:
         say(f"{in_flight} writes of it were in flight already: they end, or are listed as unknown")
-    suggest(f"agentq tools resume {_scope_options(tool, agent)}")
+    if unknown is not None:
+        suggest(f"agentq dead-letters plan {unknown}")
+    suggest(f"agentq tools resume {scope_options(tool, agent)}")
 
 
 @click.command()
@@ -143,8 +146,11 @@ def resume(tool: str | None, agent: str | None, everything: bool, reason: str, a
     with connected(actor) as client:
         woken = client.resume(tool, agent=agent, reason=reason)
         left = [pause_view(each) for each in client.pauses()]
+        next_commands = after_resume(client)
     emit_one({"tool": tool, "agent": agent, "steps_due": woken}, output, lambda: None, id_of="tool")
     say(f"{_scope_text(tool, agent)} is not paused any more; {woken} steps waited and are due now")
+    if output.is_for_people:
+        suggest(*next_commands)
     if left:
         say(f"still paused: {', '.join(_scope_text(each['tool'], each['agent']) for each in left)}")
 
@@ -166,7 +172,7 @@ def say_parked(parked: Sequence[View]) -> None:
         since = moment_cell(made["paused_at"]).text
         who = f"{made['paused_by']} paused {_scope_text(made['tool'], made['agent'])} at {since}{why}"
         say(f"step {view['step']} waits, {view['tool']} is not called: {who}", style="yellow")
-    for options in dict.fromkeys(_scope_options(each["pause"]["tool"], each["pause"]["agent"]) for each in parked):
+    for options in dict.fromkeys(scope_options(each["pause"]["tool"], each["pause"]["agent"]) for each in parked):
         suggest(f"agentq tools resume {options}")
 
 
@@ -221,13 +227,6 @@ def _pauses_if_known() -> tuple[Pause, ...]:
 def _scope_text(tool: str | None, agent: str | None) -> str:
     what = "every tool" if tool is None else f"tool {tool}"
     return what if agent is None else f"{what} of agent {agent}"
-
-
-def _scope_options(tool: str | None, agent: str | None) -> str:
-    if tool is None and agent is None:
-        return "--all"
-    parts = [shlex.quote(tool)] if tool is not None else []
-    return " ".join([*parts, *(["--agent", shlex.quote(agent)] if agent is not None else [])])
 
 
 def _paused(view: View) -> str:

@@ -28,7 +28,7 @@ _BAD = frozenset({"run.refused", "run.failed", "run.dead_lettered", "outcome.con
 _GOOD = frozenset({"run.completed", "dead_letter.withdrawn", "dead_letter.healed", "outcome.agreed", "write.resolved"})
 _ODD = frozenset({"fence.taken_back", "step.requeued", "step.handed_back", "outcome.late", "cancel.requested",
                   "run.cancelled", "run.resumed", "run.replayed", "run.copied", "dead_letter.discarded",
-                  "write.given_up"})  # fmt: skip
+                  "probe.requested", "write.given_up"})  # fmt: skip
 
 
 def event_line(event: View, *, stream: IO[Any]) -> str:

@@ -27,4 +27,9 @@ class Discarding:
     """A person's word that a run is given up: it stays failed, and an unknown write stays unknown."""
 
 
-Choice: TypeAlias = Ruling | Replaying | Discarding
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """A person's wish to have the tool's probe asked once more what became of an unknown write, and to go by it."""
+
+
+Choice: TypeAlias = Ruling | Replaying | Discarding | Asking

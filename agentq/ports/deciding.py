@@ -70,6 +70,14 @@ class DecisionStore(Protocol):
         Raises NotFoundError, AlreadyDecidedError (no write is in doubt), TooEarlyError."""
         ...
 
+    def resolve_by_probe(self, run_id: str, *, actor: str, reason: str) -> Step:
+        """Withdraw the dead letter and make the step due again as a question to its tool's probe, with a new budget of
+        questions; its fence stands. The run goes on by what the probe says, or comes back as a dead letter.
+
+        Raises NotFoundError, AlreadyDecidedError (no write is in doubt, or its probe is being asked), RefusedError (the
+        tool had no probe, or an interactive run)."""
+        ...
+
     def discard(self, run_id: str, *, actor: str, reason: str) -> RunStatus:
         """Give the run up: it leaves the list for good; an unknown write stays unknown. The status after: a run that
         was to be cancelled is cancelled, every other one stays failed.

@@ -21,7 +21,7 @@ from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.keeping import SqlKeeperStore
 from agentq.adapters.sql.runs import SqlRunStore
 from agentq.adapters.sql.steps import SqlStepStore
-from agentq.domain.decisions import Replaying, Ruling
+from agentq.domain.decisions import Asking, Replaying, Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import AgentqError
 from agentq.domain.failures import FailureClass
@@ -180,6 +180,18 @@ def discarding(stores: Stores, run_id: str) -> object:
     return stores.decisions.discard(run_id, actor="ann", reason="test")
 
 
+def having_probe_asked(stores: Stores, run_id: str) -> object:
+    step = stores.decisions.resolve_by_probe(run_id, actor="ann", reason="test")
+    return step.number, step.state
+
+
+def having_probe_asked_among_many(stores: Stores, run_id: str) -> object:
+    (decided,) = stores.decisions.decide_many([run_id], Asking(), actor="ann", reason="test")
+    if decided.refusal is not None:
+        raise decided.refusal
+    return decided.wakeups
+
+
 def copying(*repeat_writes: int) -> Move:
     asked = Copying(from_step=FIRST_CALL, repeat_writes=frozenset(repeat_writes))
 
@@ -245,6 +257,22 @@ SCENES: dict[str, tuple[Callable[[Stage], str], dict[str, Move]]] = {
             "replay among many": replaying_among_many,
             "discard": discarding,
             "copy": copying(FIRST_CALL),
+        },
+    ),
+    "an unknown write with a probe": (
+        lambda stage: stage.unknown(PLAIN, has_probe=True, others=(READ,)),
+        {
+            "settle late": settling("settle", done, effect=PLAIN, is_fenced=True),
+            "take back": taking_back,
+            "it did not happen": ruling(did_not_happen),
+            "by probe": having_probe_asked,
+            "by probe among many": having_probe_asked_among_many,
+            "ask the probe": asking_probe,
+            "the probe says: happened": by_probe("happened", done, ProbeVerdict.HAPPENED),
+            "show as unknown": settling("show", unknown, effect=PLAIN, is_fenced=True),
+            "replay": replaying,
+            "discard": discarding,
+            "cancel": cancelling,
         },
     ),
     "a dead letter": (
@@ -318,7 +346,8 @@ def test_two_at_once_come_to_what_one_after_the_other_does(
     twin, run_id = prepare(theatre.stage), prepare(theatre.stage)
     serial = [answer_of(moves[name], theatre.stores, twin) for name in (first, second)]
 
-    holds_functions = scene not in ("an unknown write", "a dead letter")  # Nothing fits there: all go the general way.
+    # Nothing fits where a run has stopped: all go the general way.
+    holds_functions = not scene.startswith("an unknown write") and scene != "a dead letter"
     at_once = answers_at_once(theatre, run_id, moves[first], moves[second], holds_functions=holds_functions)
 
     assert at_once == serial

@@ -68,6 +68,7 @@ class Stage:
         deadline_seconds: float = 30,
         settles_within_seconds: float | None = 0,
         is_callable: bool = True,
+        has_probe: bool = False,
         others: tuple[ToolEffect, ...] = (),
     ) -> str:
         """A run with a write in flight; its fence's id is the run's."""
@@ -81,6 +82,7 @@ class Stage:
             deadline_seconds=deadline_seconds,
             settles_within_seconds=settles_within_seconds,
             is_callable=is_callable,
+            has_probe=has_probe,
         )
         assert self.steps.fence(request) is FenceVerdict.STAMPED
         return run_id
@@ -92,11 +94,16 @@ class Stage:
         deadline_seconds: float = -60,
         settles_within_seconds: float | None = 0,
         is_cancelled: bool = False,
+        has_probe: bool = False,
         others: tuple[ToolEffect, ...] = (),
     ) -> str:
         """A dead letter with a write in doubt, whose call had that long when it was stamped just now."""
         run_id = self.fenced(
-            effect, deadline_seconds=deadline_seconds, settles_within_seconds=settles_within_seconds, others=others
+            effect,
+            deadline_seconds=deadline_seconds,
+            settles_within_seconds=settles_within_seconds,
+            has_probe=has_probe,
+            others=others,
         )
         if is_cancelled:
             self.runs.cancel(run_id, actor="ann", reason="wrong customer")

@@ -7,6 +7,7 @@ from typing import Any, assert_never
 
 from sqlalchemy import RowMapping, bindparam, select, update
 
+from agentq.adapters.sql.asking import ask_anew, being_asked, refusal_to_ask
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.copying import copied_already, copy_run
@@ -23,7 +24,7 @@ from agentq.adapters.sql.replaying import (
 )
 from agentq.adapters.sql.rows import fence_from, step_from
 from agentq.adapters.sql.schema import dead_letters, runs, steps
-from agentq.domain.decisions import Choice, Discarding, Replaying, Ruling
+from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import (
     AgentqError,
     AlreadyDecidedError,
@@ -88,6 +89,15 @@ class SqlDecisionStore:
             refusal, _ = _decide(change, ruling, reason=reason)
             if refusal is None:
                 step = step_from(_existing_step(change, number))
+        if refusal is not None:
+            raise refusal
+        return step
+
+    def resolve_by_probe(self, run_id: str, *, actor: str, reason: str) -> Step:
+        with self._changing(run_id, actor) as change:
+            refusal, _ = _decide(change, Asking(), reason=reason)
+            if refusal is None:
+                step = step_from(_existing_step(change, change.run["pending_effect_number"]))
         if refusal is not None:
             raise refusal
         return step
@@ -204,6 +214,11 @@ def _decide(change: Change, choice: Choice, *, reason: str) -> tuple[AgentqError
             asked, refusal = "discard", _refusal_to_discard(change)
             if refusal is None:
                 _discard(change, reason=reason)
+        case Asking():
+            fence = _fence(change)
+            asked, refusal = "by_probe", _nothing_in_doubt(change) if fence is None else refusal_to_ask(change, fence)
+            if fence is not None and refusal is None:
+                ask_anew(change, fence, reason=reason)
         case _:
             assert_never(choice)
     if refusal is not None:
@@ -219,7 +234,7 @@ def _refusal_to_resolve(change: Change, ruling: Ruling) -> AgentqError | None:
     if fence is None:
         return _nothing_in_doubt(change)
     if change.is_active:
-        return RefusedError(
+        return being_asked(change, fence) or RefusedError(
             f"step {fence.number} of run {change.run_id!r} is still being executed: "
             "its outcome is either recorded or listed as unknown soon"
         )
