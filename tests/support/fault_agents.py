@@ -15,13 +15,19 @@ RECEIVER_FILE = "receiver.url"  # In the worker's folder.
 ASKING_SECONDS_MAX = 120.0
 
 
-def ask(name: str, kind: str, context: ToolContext | None = None, key: str | None = None) -> int:
+def ask(
+    name: str,
+    kind: str,
+    context: ToolContext | None = None,
+    key: str | None = None,
+    seconds_max: float = ASKING_SECONDS_MAX,
+) -> int:
     """Ask the receiver; returns its receipt."""
     request = {"name": name, "kind": kind, "pid": os.getpid(), "key": key}
     if context is not None:
         request |= {"run_id": context.run_id, "step": context.step, "attempt": context.attempt}
     url = Path(RECEIVER_FILE).read_text()
-    with urllib.request.urlopen(url, json.dumps(request).encode(), ASKING_SECONDS_MAX) as reply:
+    with urllib.request.urlopen(url, json.dumps(request).encode(), seconds_max) as reply:
         return int(json.load(reply)["receipt"])
 
 

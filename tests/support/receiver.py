@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
 from types import TracebackType
@@ -20,7 +21,12 @@ class Hold(StrEnum):
     """Where a request waits until it is released."""
 
     BEFORE = "before it takes effect"
+    AT_WORK = "before it takes effect; another request with its key is refused meanwhile: the key is in use"
     AFTER = "after it took effect, before the reply"
+
+
+class KeyInUseError(Exception):
+    """The first request with that key is still worked on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,7 @@ class Receiver:
         self._receipts: dict[str, int] = {}
         self._receipt_of_step: dict[tuple[str | None, int | None], int] = {}
         self._holds: dict[str, Hold] = {}
+        self._keys_at_work: set[str | None] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -125,14 +132,24 @@ class Receiver:
     # --- what it does with a request
 
     def take(self, request: Request) -> int:
-        """Count the request, let it take effect and return its receipt; waits where it is held."""
+        """Count the request, let it take effect and return its receipt; waits where it is held. Raises
+        KeyInUseError."""
         with self._changed:
             self._requests.append(request)
             self._changed.notify_all()
             self._wait_while_held(request.name, Hold.BEFORE)
+            self._work_on(request)
             receipt = self._commit(request)
             self._wait_while_held(request.name, Hold.AFTER)
             return receipt
+
+    def _work_on(self, request: Request) -> None:
+        if request.key in self._keys_at_work:
+            raise KeyInUseError
+        if self._holds.get(request.name) is Hold.AT_WORK:
+            self._keys_at_work.add(request.key)
+            self._wait_while_held(request.name, Hold.AT_WORK)
+            self._keys_at_work.discard(request.key)
 
     def _commit(self, request: Request) -> int:
         """The same key gets the same receipt, and changes nothing again."""
@@ -157,9 +174,13 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                body = json.dumps({"receipt": receiver.take(Request(**asked))}).encode()
                 try:
-                    self.send_response(200)
+                    code, answer = HTTPStatus.OK, {"receipt": receiver.take(Request(**asked))}
+                except KeyInUseError:
+                    code, answer = HTTPStatus.CONFLICT, {}
+                body = json.dumps(answer).encode()
+                try:
+                    self.send_response(code)
                     self.send_header("Content-Length", str(len(body)))
                     self.end_headers()
                     self.wfile.write(body)
