@@ -12,10 +12,31 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.tree import copy_project
+from tests.support.processes import LoggedProcess
+from tests.support.valkey import free_port
 
 pytestmark = pytest.mark.timeout(600)  # Building and installing fetch what they need.
 
 DEMO_SECONDS_MAX = 120
+
+AGENTS = """
+import agentq
+from agentq import Agent, FunctionModel, ToolEffect, tool
+from agentq.domain.model import ToolCall
+
+@tool(effect=ToolEffect.NON_IDEMPOTENT_WRITE)
+def send(parcel: str) -> str:
+    "Send a parcel."
+    with open("ledger.txt", "a") as ledger:
+        ledger.write(f"{parcel} {agentq.__file__}")
+    return f"{parcel} sent"
+
+def reply(messages, tools):
+    last = messages[-1]
+    return last["content"] if last["role"] == "tool" else ToolCall(id="1", name="send", arguments={"parcel": "17"})
+
+sender = Agent(name="sender", model=FunctionModel(reply), instructions="Send.", tools=[send])
+"""
 
 
 def build(project: Path, *arguments: str) -> Path:
@@ -62,12 +83,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
+def environ_of(installed: Path, **settings: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR", "HOME")}
+    return {**kept, "PATH": f"{installed}:/usr/bin:/bin", **settings}
+
+
 def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A program of that environment, in an empty folder, on a machine that has never heard of our repository."""
-    kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR", "HOME")}
     return subprocess.run(
         [installed / command[0], *command[1:]],
-        env={**kept, "PATH": f"{installed}:/usr/bin:/bin"},
+        env=environ_of(installed),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -121,3 +146,24 @@ def test_the_demo_runs_in_an_empty_environment(installed: Path, tmp_path: Path) 
     assert summary["runs"] == summary["completed"] == 6
     assert summary["dead_lettered"] == summary["resolved"] == 1
     assert summary["duplicate_refunds"] == 0
+
+
+def test_workers_run_a_persons_own_agents_in_an_empty_environment(installed: Path, tmp_path: Path) -> None:
+    """That is what it is installed for: a module in a folder, and the commands; nothing of it comes from elsewhere."""
+    (tmp_path / "parcels.py").write_text(AGENTS)
+    up = LoggedProcess(
+        (str(installed / "agentq"), "up"),
+        log_path=tmp_path / "up.log",
+        environ=environ_of(installed, AGENTQ_AGENTS="parcels", AGENTQ_FLOWER_PORT=str(free_port())),
+        folder=tmp_path,
+        ready_text="agentq is up",
+    )
+    up.start()
+    try:
+        up.wait_ready(seconds=60)
+        answer = run(installed, tmp_path, "agentq", "enqueue", "sender", "Send parcel 17", "--wait", "--json")
+    finally:
+        up.stop()
+    assert (answer.returncode, json.loads(answer.stdout)["output"]) == (0, "17 sent"), answer.stderr
+    parcel, _, came_from = (tmp_path / "ledger.txt").read_text().partition(" ")
+    assert (parcel, Path(came_from).is_relative_to(installed.parent)) == ("17", True)

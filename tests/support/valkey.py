@@ -26,7 +26,7 @@ class ValkeyServer:
         # Not pytest's folder: the path of a socket has about 100 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="agentq-valkey-")
         self._socket = Path(self._folder.name) / "valkey.sock"
-        self.port = _free_port()
+        self.port = free_port()
         self._options = (*options, "--appendonly", "yes", "--appendfsync", "always") if is_durable else options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -103,7 +103,7 @@ class ValkeyServer:
         self.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
