@@ -1,7 +1,7 @@
 """The right to execute one attempt, and what a worker tells the keeper."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,36 +15,60 @@ class LeaseAnswer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many deliveries of a step came to nothing: they found it held, started or over. All of the last
+    `counted_seconds` are in it; those before may be missing, because a flush or a restart forgets them."""
+
+    suppressed: int
+    counted_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquired:
+    """`tally`: as it was then, a refused delivery included."""
+
+    answer: LeaseAnswer
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """What Redis knows of a step: who holds it, and which attempt was started and never released."""
+    """What Redis knows of a step: who holds it, and which attempt was started and never released, by whom and how long
+    ago; how many of its deliveries came to nothing."""
 
     owner: str | None
     started_attempt: int | None
+    started_by: str | None = field(default=None, compare=False)
+    started_seconds: float | None = field(default=None, compare=False)
+    suppressed: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSurvey:
-    """`is_trustworthy` False: Redis was flushed or restarted less than a lease time ago; judge nothing by it."""
+    """`is_trustworthy` False: Redis was flushed or restarted less than a lease time ago; judge nothing by it.
+    `counted_seconds`: for so long every delivery that came to nothing was counted."""
 
     is_trustworthy: bool
     views: tuple[LeaseView, ...]
+    counted_seconds: float = 0.0
 
 
 class Leases(Protocol):
     """The right to execute one attempt for a while. Every method raises LeasesUnavailableError when Redis is away."""
 
-    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> Acquired:
         """An attempt starts once: leaves a mark that outlives the lease and is taken off by `release` alone. Takes over
-        the lease of a lower attempt."""
+        the lease of a lower attempt. Counts the delivery that it refuses."""
         ...
 
-    def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
+    def renew(self, ref: StepRef, owner: str, seconds: float) -> Tally | None:
         """Hold on for at least `seconds` from now. A missing lease is taken again, unless a newer attempt was started.
-        False: lost."""
+        None: lost."""
         ...
 
-    def release(self, ref: StepRef, owner: str) -> None:
-        """Give lease and mark back, if they are the owner's."""
+    def release(self, ref: StepRef, owner: str, *, is_suppressed: bool = False) -> None:
+        """Give lease and mark back, if they are the owner's. `is_suppressed`: the delivery found nothing to do; it is
+        counted."""
         ...
 
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey: ...

@@ -150,6 +150,7 @@ class StepExecutor:
                     return NOTHING  # Somebody is at it; if not, the keeper will find it.
                 loaded = self._store.load(ref)
                 if loaded is None:
+                    lease.comes_to_nothing = True
                     return NOTHING  # Finished, cancelled, or a newer attempt.
                 if loaded.fence is not None:
                     return self._probe(loaded, loaded.fence, lease)
@@ -162,7 +163,7 @@ class StepExecutor:
     def _execute(self, loaded: Loaded, lease: Lease) -> Executed:
         agent = self._registry.agent(loaded.run.agent)
         if agent is None:
-            self._hand_back(loaded, f"this worker serves no agent {loaded.run.agent!r}")
+            self._hand_back(loaded, lease, f"this worker serves no agent {loaded.run.agent!r}")
             return NOTHING
         attempt = _Attempt(loaded=loaded, lease=lease, agent=agent)
         if loaded.step.kind is StepKind.MODEL:
@@ -202,7 +203,7 @@ class StepExecutor:
         if tool is None:
             return NOTHING if self._was_handed_back(attempt, name) else self._refuse_unknown(attempt, name)
         if effect.is_write and not self._call_limit.can_end_calls:
-            self._hand_back(attempt.loaded, "this worker can't end a call, so it makes no writes")
+            self._hand_back(attempt.loaded, attempt.lease, "this worker can't end a call, so it makes no writes")
             return NOTHING
 
         problem = tool.problem_with(step.arguments)
@@ -362,14 +363,15 @@ class StepExecutor:
         """A write may be in flight: this delivery makes no call, it asks the tool's probe what became of that one."""
         step, agent = loaded.step, self._registry.agent(loaded.run.agent)
         if (fence.number, fence.attempt) != (step.number, step.attempt) or not fence.has_probe:
+            lease.comes_to_nothing = True
             return NOTHING  # For the keeper to judge.
         tool = agent.tool(step.tool or "") if agent else None
         report, word = self._ask_probe(tool, loaded, lease)
         if report.verdict is ProbeVerdict.HAPPENED:
-            return self._settle_probed(loaded, fence, lease.owner, word, self._happened(report, fence.effect))
+            return self._settle_probed(loaded, fence, lease, word, self._happened(report, fence.effect))
         change = self._prober.after(report, fence, loaded)
         if not isinstance(change, AskAgain):
-            return self._settle_probed(loaded, fence, lease.owner, word, change)
+            return self._settle_probed(loaded, fence, lease, word, change)
         self._prober.ask_again(
             NextProbe(
                 ref=step.ref,
@@ -417,15 +419,16 @@ class StepExecutor:
         return self._kept(report.result, effect)
 
     def _settle_probed(
-        self, loaded: Loaded, fence: Fence, owner: str, word: ProbeWord, change: Recorded | Retried | Stopped
+        self, loaded: Loaded, fence: Fence, lease: Lease, word: ProbeWord, change: Recorded | Retried | Stopped
     ) -> Executed:
         settlement = Settlement(
             ref=loaded.step.ref,
-            owner=owner,
+            owner=lease.owner,
             effect=fence.effect,
             change=change,
             fence_id=fence.id,
             probe=word,
+            suppressed=lease.suppressed(run_age_seconds=loaded.run_age_seconds),
         )
         recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
         if recorder.record_step(settlement):
@@ -440,7 +443,7 @@ class StepExecutor:
         self, attempt: _Attempt, change: Recorded | Retried | Stopped, *, probe: ProbeWord | None = None
     ) -> Executed:
         recorder = StepRecorder(self._store, self._clock, patience_seconds=self._limits.settle_patience_seconds)
-        settlement = replace(_settlement(attempt, change), probe=probe)
+        settlement = replace(self._settlement(attempt, change), probe=probe)
         if recorder.record_step(settlement, still_useful=lambda: not attempt.lease.is_lost):
             return self._wake(attempt.loaded, recorder.answer, change)
         assert recorder.error is not None
@@ -477,12 +480,23 @@ class StepExecutor:
         change = self._after_failure(attempt, failure)
         recorder = StepRecorder(self._store, self._clock, patience_seconds=0)
         # By another owner: the outcome, should it come after all, must not look as if it was recorded by this.
-        stop = replace(_settlement(attempt, change), with_events=False, owner=f"{attempt.lease.owner}/stop")
+        stop = replace(self._settlement(attempt, change), with_events=False, owner=f"{attempt.lease.owner}/stop")
         if recorder.record_step(stop):
             return self._wake(attempt.loaded, recorder.answer, change)
         if attempt.may_have_written and not is_kept and isinstance(change, Stopped):
             return Executed(stopped=change, agent=attempt.agent.name)  # The fence stands: the keeper will judge it.
         return NOTHING
+
+    def _settlement(self, attempt: _Attempt, change: Recorded | Retried | Stopped) -> Settlement:
+        return Settlement(
+            ref=attempt.ref,
+            owner=attempt.lease.owner,
+            effect=attempt.effect,
+            change=change,
+            fence_id=attempt.fence_id,
+            suppressed=attempt.lease.suppressed(run_age_seconds=attempt.loaded.run_age_seconds),
+            held_seconds=self._clock.elapsed_seconds() - attempt.lease.began,
+        )
 
     def _wake(self, loaded: Loaded, settled: Settled | None, change: Recorded | Retried | Stopped) -> Executed:
         assert settled is not None  # It was recorded.
@@ -504,12 +518,13 @@ class StepExecutor:
         since = attempt.loaded.handed_back_seconds
         if since is not None and since >= self._limits.hand_back_seconds:
             return False
-        self._hand_back(attempt.loaded, f"this worker's agent {attempt.agent.name!r} has no tool {name!r}")
+        why = f"this worker's agent {attempt.agent.name!r} has no tool {name!r}"
+        self._hand_back(attempt.loaded, attempt.lease, why)
         return True
 
-    def _hand_back(self, loaded: Loaded, why: str) -> None:
+    def _hand_back(self, loaded: Loaded, lease: Lease, why: str) -> None:
         logger.error("handed back run=%s step=%s: %s", loaded.run.id, loaded.step.number, why)
-        self._store.hand_back(loaded.step.ref, due_in_seconds=HAND_BACK_SECONDS, why=why)
+        self._store.hand_back(loaded.step.ref, due_in_seconds=HAND_BACK_SECONDS, why=why, owner=lease.owner)
 
     def _log(self, loaded: Loaded, settled: Settled) -> None:
         ref, step = loaded.step.ref, loaded.step
@@ -527,16 +542,6 @@ class StepExecutor:
 def idempotency_key(run_id: str, number: int, call_id: str | None) -> str:
     """The same for every attempt of a step, different for any other call."""
     return sha256(f"{run_id}/{number}/{call_id}".encode()).hexdigest()[:32]
-
-
-def _settlement(attempt: _Attempt, change: Recorded | Retried | Stopped) -> Settlement:
-    return Settlement(
-        ref=attempt.ref,
-        owner=attempt.lease.owner,
-        effect=attempt.effect,
-        change=change,
-        fence_id=attempt.fence_id,
-    )
 
 
 def _may_change(report: ProbeReport) -> bool:

@@ -1,13 +1,14 @@
 """Hold leases: take one for an attempt, keep it alive while the attempt runs, give it back."""
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentq.domain.errors import LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports.leases import LeaseAnswer, Leases
+from agentq.ports.leases import LeaseAnswer, Leases, Tally
 from agentq.ports.steps import StepStore
 from agentq.ports.world import Clock
 
@@ -19,7 +20,8 @@ BEATS_PER_LEASE = 3  # Two beats may fail before the lease runs out.
 class Lease:
     """The right to execute one attempt. `is_lost` and `is_cancel_requested` are set by the heartbeat.
 
-    `began`: a moment of the worker's clock before anything was done under it.
+    `began`: a moment of the worker's clock before anything was done under it. `comes_to_nothing` is set when there was
+    nothing to do: the delivery is counted then.
     """
 
     def __init__(self, ref: StepRef, owner: str, *, began: float, held_until: float) -> None:
@@ -30,6 +32,20 @@ class Lease:
         self.is_cancel_requested = False
         self.is_given_back = False
         self.held_until = held_until
+        self.comes_to_nothing = False
+        self._heard = (0, math.inf)  # One value: the heartbeat's thread replaces it while others read.
+
+    def note(self, tally: Tally, *, at: float) -> None:
+        """What Redis counted; `at` is a moment of the worker's clock after it answered."""
+        self._heard = (tally.suppressed, at - tally.counted_seconds)
+
+    def suppressed(self, *, run_age_seconds: float) -> int | None:
+        """How many deliveries of the step came to nothing, as last heard; None when some may be missing.
+
+        `run_age_seconds` ago the run was enqueued, as it was read under this lease: older deliveries it can't have.
+        """
+        suppressed, counted_from = self._heard
+        return suppressed if counted_from <= self.began - run_age_seconds else None
 
 
 class Heartbeat:
@@ -53,15 +69,16 @@ class Heartbeat:
         """
         began = self._clock.elapsed_seconds()
         try:
-            answer = self._leases.acquire(ref, owner, self._lease_seconds)
+            acquired = self._leases.acquire(ref, owner, self._lease_seconds)
         except LeasesUnavailableError:
             # It may be ours all the same: left behind, it would look like a death, and be charged as one.
             self._release(Lease(ref, owner, began=began, held_until=began))
             raise
-        if answer is not LeaseAnswer.HELD:
+        if acquired.answer is not LeaseAnswer.HELD:
             yield None
             return
         lease = Lease(ref, owner, began=began, held_until=began + self._lease_seconds)
+        lease.note(acquired.tally, at=self._clock.elapsed_seconds())
         self._watch(lease)
         try:
             yield lease
@@ -69,7 +86,7 @@ class Heartbeat:
             with self._lock:
                 self._held.pop(owner, None)
             lease.is_given_back = True
-            self._release(lease)
+            self._release(lease, is_suppressed=lease.comes_to_nothing)
 
     def extend(self, lease: Lease, seconds: float) -> bool:
         """Hold on for at least `seconds` from now. False: lost, or Redis can't tell: don't begin a write."""
@@ -122,7 +139,9 @@ class Heartbeat:
 
     def _renew(self, lease: Lease, seconds: float) -> bool:
         began = self._clock.elapsed_seconds()
-        if self._leases.renew(lease.ref, lease.owner, seconds):
+        tally = self._leases.renew(lease.ref, lease.owner, seconds)
+        if tally is not None:
+            lease.note(tally, at=self._clock.elapsed_seconds())
             lease.held_until = max(lease.held_until, began + seconds)
             return not lease.is_lost
         if not lease.is_lost:
@@ -130,9 +149,9 @@ class Heartbeat:
         lease.is_lost = True
         return False
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: Lease, *, is_suppressed: bool = False) -> None:
         try:
-            self._leases.release(lease.ref, lease.owner)
+            self._leases.release(lease.ref, lease.owner, is_suppressed=is_suppressed)
         except LeasesUnavailableError as error:
             logger.warning("couldn't release run=%s step=%s attempt=%s: %s", *_ids(lease.ref), error)
 

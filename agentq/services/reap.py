@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from agentq.domain.probes import PROBES_MAX
 from agentq.domain.retry import RetryPolicy
 from agentq.ports.dispatch import Dispatcher, Wakeup
 from agentq.ports.keeping import InFlight, KeeperStore
-from agentq.ports.leases import DeathNote, Leases, LeaseView
+from agentq.ports.leases import DeathNote, Leases, LeaseSurvey, LeaseView
 from agentq.ports.steps import Settled, Settlement, StepStore, Verdict
 from agentq.services.probe import unknown
 
@@ -23,6 +23,7 @@ BATCH_MAX = 500
 REPUBLISH_SECONDS_MIN = 2.0  # A message on its way from commit to queue, or from queue to lease, is not lost.
 GRACE_SECONDS = 30.0  # Doubled with each republish: a message may wait long in a full queue.
 GRACE_DOUBLINGS_MAX = 7
+SURVEY_SECONDS_MAX = 1.0  # From the reading of a batch to its survey: by so much its runs may be older.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Reaper:
             survey = self.leases.survey([step.wakeup.ref for step in batch])
             if not survey.is_trustworthy:
                 return total
-            total = _sum(total, self._act(zip(batch, survey.views, strict=True), is_drained=is_drained))
+            total = _sum(total, self._act(batch, survey, is_drained=is_drained))
         self._resume_orphans()
         self._fail_lost_callers()
         return total
@@ -73,8 +74,7 @@ class Reaper:
             before = replace(note.ref, number=note.ref.number - 1)
             for step in self.keeping.in_flight(after=before, limit=1):
                 if step.wakeup.ref == note.ref:
-                    views = self.leases.survey([note.ref]).views
-                    self._act([(step, views[0])], is_drained=False, dead_process=note.process)
+                    self._act([step], self.leases.survey([note.ref]), is_drained=False, dead_process=note.process)
 
     def _batches(self) -> Iterator[list[InFlight]]:
         after: StepRef | None = None
@@ -83,12 +83,12 @@ class Reaper:
             after = batch[-1].wakeup.ref
 
     def _act(
-        self, judged: Iterable[tuple[InFlight, LeaseView]], *, is_drained: bool, dead_process: str | None = None
+        self, judged: Sequence[InFlight], survey: LeaseSurvey, *, is_drained: bool, dead_process: str | None = None
     ) -> Reaped:
         lost: list[InFlight] = []
         requeued = stopped = 0
         wakeups: list[Wakeup] = []
-        for step, view in judged:
+        for step, view in zip(judged, survey.views, strict=True):
             change = judge(
                 step,
                 view,
@@ -105,7 +105,7 @@ class Reaper:
             if isinstance(change, Republish):
                 lost.append(step)
                 continue
-            settled = self._settle(step, change)
+            settled = self._settle(step, change, view, counted_seconds=survey.counted_seconds)
             if settled is not None and settled.verdict is Verdict.APPLIED:
                 requeued += isinstance(change, Retried)
                 stopped += isinstance(change, Stopped)
@@ -128,13 +128,19 @@ class Reaper:
                 return [wakeup]
         return []
 
-    def _settle(self, step: InFlight, change: Retried | Stopped) -> Settled | None:
+    def _settle(
+        self, step: InFlight, change: Retried | Stopped, view: LeaseView, *, counted_seconds: float
+    ) -> Settled | None:
+        has_died = view.started_attempt == step.wakeup.ref.attempt
         settlement = Settlement(
             ref=step.wakeup.ref,
             owner=f"keeper/{uuid.uuid4().hex}",
             effect=step.wakeup.effect,
             change=change,
             fence_id=step.fence.id if step.fence else None,
+            suppressed=view.suppressed if counted_seconds >= step.run_age_seconds + SURVEY_SECONDS_MAX else None,
+            held_by=view.started_by if has_died else None,
+            held_seconds=view.started_seconds if has_died else None,
         )
         with _apart(step.wakeup.ref.run_id):
             return self.steps.settle(settlement)

@@ -14,7 +14,7 @@ from agentq.adapters.redis.leases import SURVEY_MAX, RedisLeases
 from agentq.adapters.redis.nudges import NOTES_MAX, RedisNudges
 from agentq.domain.errors import ConfigurationError, LeasesUnavailableError
 from agentq.domain.model import StepRef
-from agentq.ports.leases import DeathNote, LeaseAnswer, Leases, LeaseView
+from agentq.ports.leases import DeathNote, LeaseAnswer, Leases, LeaseView, Tally
 from tests.support.valkey import ValkeyServer
 
 ANN, BOB = "host/boot/11-1/ann", "host/boot/22-2/bob"
@@ -22,6 +22,11 @@ LONG = 60.0
 SHORT = 0.05
 SOON = 2.0
 NOBODY = LeaseView(owner=None, started_attempt=None)
+
+
+def suppressed(tally: Tally | None) -> int:
+    assert tally is not None
+    return tally.suppressed
 
 
 def step(attempt: int = 1, number: int = 1) -> StepRef:
@@ -59,59 +64,59 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 class TestLeases:
     def test_an_attempt_is_held_by_one(self, subject: Subject) -> None:
         """Two deliveries of one message must not both execute it."""
-        assert subject.leases.acquire(step(), ANN, LONG) is LeaseAnswer.HELD
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), ANN, LONG).answer is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_an_attempt_starts_once(self, subject: Subject) -> None:
         """A dead worker's message, delivered again, starts nothing: only the requeue charges the crash."""
         subject.leases.acquire(step(), ANN, SHORT)
         subject.pass_time(2 * SHORT)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.ALREADY_STARTED
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.ALREADY_STARTED
 
     def test_not_even_its_owner_starts_an_attempt_twice(self, subject: Subject) -> None:
         """A delivery that comes again to the same process must not slip through."""
         subject.leases.acquire(step(), ANN, LONG)
-        assert subject.leases.acquire(step(), ANN, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), ANN, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_a_clean_release_lets_the_attempt_start_again(self, subject: Subject) -> None:
         """A hand-back, a take-back or a store that is away costs no attempt."""
         subject.leases.acquire(step(), ANN, LONG)
         subject.leases.release(step(), ANN)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD
 
     def test_who_leaves_cleanly_after_the_lease_ran_out_takes_the_mark_off(self, subject: Subject) -> None:
         """It was slow, not dead: no crash is to be charged."""
         subject.leases.acquire(step(), ANN, SHORT)
         subject.pass_time(2 * SHORT)
         subject.leases.release(step(), ANN)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD
 
     def test_only_the_owner_releases(self, subject: Subject) -> None:
         """A worker that lost its lease must not end its successor's."""
         subject.leases.acquire(step(), ANN, LONG)
         subject.leases.release(step(), BOB)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_a_higher_attempt_takes_the_lease_over(self, subject: Subject) -> None:
         """After the requeue the old attempt is history, even if its process still breathes."""
         subject.leases.acquire(step(1), ANN, LONG)
-        assert subject.leases.acquire(step(2), BOB, LONG) is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(2), BOB, LONG).answer is LeaseAnswer.HELD
         assert not subject.leases.renew(step(1), ANN, LONG)
         assert subject.leases.survey([step()]).views == (LeaseView(owner=BOB, started_attempt=2),)
 
     def test_a_lower_attempt_is_refused(self, subject: Subject) -> None:
         """A message that waited through a requeue comes too late, held or not."""
         subject.leases.acquire(step(2), ANN, SHORT)
-        assert subject.leases.acquire(step(1), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(1), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
         subject.pass_time(2 * SHORT)
-        assert subject.leases.acquire(step(1), BOB, LONG) is LeaseAnswer.ALREADY_STARTED
+        assert subject.leases.acquire(step(1), BOB, LONG).answer is LeaseAnswer.ALREADY_STARTED
 
     def test_a_renewed_lease_is_held_on(self, subject: Subject) -> None:
         """The heartbeat is what tells a slow worker from a dead one."""
         subject.leases.acquire(step(), ANN, SHORT)
         assert subject.leases.renew(step(), ANN, LONG)
         subject.pass_time(2 * SHORT)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_a_renewal_never_shortens(self, subject: Subject) -> None:
         """A beat that was sent before the lease was extended to a write's deadline may arrive after that."""
@@ -119,7 +124,7 @@ class TestLeases:
         subject.leases.renew(step(), ANN, LONG)
         assert subject.leases.renew(step(), ANN, SHORT)
         subject.pass_time(2 * SHORT)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_a_missing_lease_is_taken_again(self, subject: Subject) -> None:
         """A flushed Redis costs time, not runs."""
@@ -193,15 +198,15 @@ class TestLeases:
         subject.leases.acquire(step(), ANN, LONG)
         assert subject.leases.bury(step(), "host/boot/11-1/")
         assert subject.leases.survey([step()]).views == (LeaseView(owner=None, started_attempt=1),)
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.ALREADY_STARTED
-        assert subject.leases.acquire(step(2), BOB, LONG) is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.ALREADY_STARTED
+        assert subject.leases.acquire(step(2), BOB, LONG).answer is LeaseAnswer.HELD
 
     def test_the_living_are_not_buried(self, subject: Subject) -> None:
         """A note that comes late must not end the next attempt's lease."""
         assert not subject.leases.bury(step(), "host/boot/11-1/")
         subject.leases.acquire(step(), BOB, LONG)
         assert not subject.leases.bury(step(), "host/boot/11-1/")
-        assert subject.leases.acquire(step(), ANN, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert subject.leases.acquire(step(), ANN, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     def test_an_attempt_that_was_lost_may_be_let_start_again(self, subject: Subject) -> None:
         """Under a standing fence a dead call's attempt starts once more, as a question about it."""
@@ -209,7 +214,7 @@ class TestLeases:
         subject.leases.bury(step(), ANN)
         assert subject.leases.unmark(step())
         assert subject.leases.unmark(step())
-        assert subject.leases.acquire(step(), BOB, LONG) is LeaseAnswer.HELD
+        assert subject.leases.acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD
 
     def test_neither_the_living_nor_another_attempt_loses_its_mark(self, subject: Subject) -> None:
         """Or it would start a second time, and its crash would be forgotten."""
@@ -217,7 +222,65 @@ class TestLeases:
         assert not subject.leases.unmark(step(2))
         subject.leases.bury(step(2), ANN)
         assert not subject.leases.unmark(step(1))
-        assert subject.leases.acquire(step(2), BOB, LONG) is LeaseAnswer.ALREADY_STARTED
+        assert subject.leases.acquire(step(2), BOB, LONG).answer is LeaseAnswer.ALREADY_STARTED
+
+    def test_a_survey_says_who_started_an_attempt_and_when(self, subject: Subject) -> None:
+        """Of a dead reader nothing is written anywhere else."""
+        subject.leases.acquire(step(), ANN, LONG)
+        subject.pass_time(SHORT)
+        subject.leases.renew(step(), ANN, LONG)
+        subject.leases.bury(step(), ANN)
+        [view] = subject.leases.survey([step()]).views
+        assert view.started_by == ANN
+        assert view.started_seconds is not None and SHORT <= view.started_seconds < SOON
+
+    def test_who_takes_a_missing_lease_again_leaves_open_when_the_attempt_began(self, subject: Subject) -> None:
+        """A time that is too late would be worse than none."""
+        subject.leases.acquire(step(), ANN, LONG)
+        subject.flush()
+        subject.leases.renew(step(), ANN, LONG)
+        [view] = subject.leases.survey([step()]).views
+        assert (view.started_by, view.started_seconds) == (ANN, None)
+
+
+class TestSuppressedDeliveries:
+    """How often a step was delivered in vain, and whether that can be known."""
+
+    def test_they_are_counted_per_step_over_all_attempts(self, subject: Subject) -> None:
+        """Who asks why a step doesn't move finds out that it was delivered, and how often."""
+        subject.leases.acquire(step(), ANN, LONG)
+        subject.leases.acquire(step(), BOB, LONG)
+        assert subject.leases.acquire(step(), BOB, LONG).tally.suppressed == 2
+        assert suppressed(subject.leases.renew(step(), ANN, LONG)) == 2
+        assert subject.leases.acquire(step(2), BOB, LONG).tally.suppressed == 2
+        assert subject.leases.acquire(step(number=2), BOB, LONG).tally.suppressed == 0
+        assert [view.suppressed for view in subject.leases.survey([step(), step(number=2)]).views] == [2, 0]
+
+    def test_one_that_found_nothing_to_do_is_counted_when_it_is_given_back(self, subject: Subject) -> None:
+        """It costs no call of its own, and doesn't take anybody's lease off."""
+        subject.leases.acquire(step(), ANN, LONG)
+        subject.leases.release(step(), ANN, is_suppressed=True)
+        assert subject.leases.acquire(step(), ANN, LONG).tally.suppressed == 1
+        subject.leases.release(step(), BOB, is_suppressed=True)
+        assert suppressed(subject.leases.renew(step(), ANN, LONG)) == 2
+        subject.leases.release(step(), ANN)
+        assert subject.leases.survey([step()]).views[0].suppressed == 2
+
+    def test_for_how_long_all_were_counted_begins_anew_with_a_flush(self, subject: Subject) -> None:
+        """What was counted before is lost, and nobody may take the rest for the whole."""
+        subject.leases.survey([])
+        subject.pass_time(SHORT)
+        tally = subject.leases.acquire(step(), ANN, LONG).tally
+        assert SHORT <= tally.counted_seconds < SOON
+        subject.flush()
+        for _ in range(2):
+            tally_after = subject.leases.renew(step(), ANN, LONG)
+            assert tally_after is not None and tally_after.counted_seconds < SHORT
+            assert subject.leases.survey([]).counted_seconds < SHORT
+
+    def test_before_anybody_marked_the_server_nothing_is_known(self, subject: Subject) -> None:
+        """Whatever a count says: since when, nobody knows."""
+        assert subject.leases.acquire(step(), ANN, LONG).tally.counted_seconds == 0
 
 
 class TestRedisLeases:
@@ -277,20 +340,33 @@ class TestRedisLeases:
     def test_deployments_have_leases_of_their_own(self, server: ValkeyServer) -> None:
         """Even where nobody claimed anything."""
         self.make(server.url, "d1").acquire(step(), ANN, LONG)
-        assert self.make(server.url, "d2").acquire(step(), BOB, LONG) is LeaseAnswer.HELD
+        assert self.make(server.url, "d2").acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD
 
-    def test_refused_deliveries_are_counted(self, server: ValkeyServer) -> None:
-        """Who asks why a step doesn't move finds out that it was delivered, and how often."""
-        leases = self.make(server.url)
-        for _ in range(4):
-            leases.acquire(step(), ANN, LONG)
-        with server.client() as client:
-            assert client.get("agentq:d1:lease:run-1:1:refused") == "3"
+    def test_a_count_is_not_vouched_for_longer_than_it_is_kept(self, server: ValkeyServer) -> None:
+        """An older one may have been forgotten in between."""
+        client = redis_client(server.url, timeout_seconds=0.5)
+        leases = RedisLeases(client, prefix="agentq", deployment="d1", lease_seconds=SHORT, mark_seconds=0.5)
+        leases.survey([])
+        with server.client() as raw:
+            since, server_id = raw.get("agentq:d1:leases-since").split()
+            raw.set("agentq:d1:leases-since", f"{int(since) - 1_000_000} {server_id}")
+        assert leases.acquire(step(), ANN, LONG).tally.counted_seconds == 0.5
+        assert leases.survey([]).counted_seconds == 0.5
+
+    def test_a_restarted_server_vouches_for_nothing_before(self) -> None:
+        """Its counts may be older than its marker says: the first call that it gets again must notice, not a keeper."""
+        with ValkeyServer(is_durable=True) as server:
+            self.make(server.url).survey([])
+            time.sleep(2 * SHORT)
+            assert self.make(server.url).acquire(step(), ANN, LONG).tally.counted_seconds >= 2 * SHORT
+            server.restart()
+            tally = self.make(server.url).renew(step(), ANN, LONG)
+            assert tally is not None and tally.counted_seconds < SHORT
 
     def test_a_socket_works_as_well(self, server: ValkeyServer) -> None:
         """The embedded default has no port."""
-        assert self.make(server.socket_url).acquire(step(), ANN, LONG) is LeaseAnswer.HELD
-        assert self.make(server.url).acquire(step(), BOB, LONG) is LeaseAnswer.HELD_BY_OTHER
+        assert self.make(server.socket_url).acquire(step(), ANN, LONG).answer is LeaseAnswer.HELD
+        assert self.make(server.url).acquire(step(), BOB, LONG).answer is LeaseAnswer.HELD_BY_OTHER
 
     @pytest.mark.parametrize("trouble", ["away", "hung", "full"])
     def test_trouble_is_neither_held_nor_lost(self, trouble: str) -> None:

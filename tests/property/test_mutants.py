@@ -18,7 +18,7 @@ from agentq.domain.outcomes import Recorded, Retried, Stopped
 from agentq.domain.retry import RetryPolicy
 from agentq.domain.tools import Tool
 from agentq.ports.keeping import InFlight
-from agentq.ports.leases import LeaseAnswer, LeaseSurvey, LeaseView
+from agentq.ports.leases import Acquired, LeaseAnswer, LeaseSurvey, LeaseView
 from agentq.ports.steps import FenceRequest, FenceVerdict, Loaded, Settled, Settlement, Verdict
 from agentq.services.execute import StepExecutor
 from tests.support.simulated_moves import KEEP, LANDED, SENT, SHOWN, STALLED, play
@@ -215,12 +215,12 @@ class ChargesWhoeverLeft(Altered):
 
 
 class StartsAnAttemptAgain(Altered):
-    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
-        answer: LeaseAnswer = self.real.acquire(ref, owner, seconds)
-        if answer is LeaseAnswer.ALREADY_STARTED:
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> Acquired:
+        acquired: Acquired = self.real.acquire(ref, owner, seconds)
+        if acquired.answer is LeaseAnswer.ALREADY_STARTED:
             self.real.renew(ref, owner, seconds)
-            return LeaseAnswer.HELD
-        return answer
+            return replace(acquired, answer=LeaseAnswer.HELD)
+        return acquired
 
 
 # --- People ---------------------------------------------------------------------------------------------------------

@@ -76,9 +76,9 @@ class Broker:
             return len(self._lease_keys(client))
 
     def turned_away(self) -> int:
-        """How many deliveries found their step held, or its attempt started."""
+        """How many deliveries found their step held, its attempt started, or nothing to do."""
         with self._server.client() as client:
-            return sum(int(client.get(key) or 0) for key in client.scan_iter("*:refused", count=1000))
+            return sum(int(client.get(key) or 0) for key in client.scan_iter("*:suppressed", count=1000))
 
     def _removals(self) -> int:
         with self._server.client() as client:
@@ -86,4 +86,4 @@ class Broker:
 
     def _lease_keys(self, client: Redis) -> list[str]:
         keys = client.scan_iter(f"{self._settings.key_prefix}:*:lease:*", count=1000)
-        return [key for key in keys if not key.endswith(":refused")]
+        return [key for key in keys if not key.endswith(":suppressed")]

@@ -11,7 +11,7 @@ from agentq.domain.errors import BrokerUnavailableError
 from agentq.domain.model import ModelReply, StepKind, StepRef
 from agentq.domain.pauses import Pause
 from agentq.ports.dispatch import Wakeup
-from agentq.ports.leases import LeaseAnswer, Leases, LeaseSurvey, LeaseView
+from agentq.ports.leases import Acquired, Leases, LeaseSurvey, LeaseView, Tally
 from agentq.ports.steps import FenceRequest, FenceVerdict, Loaded, NextProbe, Settled, Settlement, StepStore
 
 _Given = ParamSpec("_Given")
@@ -190,15 +190,15 @@ class ScriptedLeases:
         self.script = Script()
         self.renewed_seconds: list[float] = []
 
-    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> Acquired:
         return self.script.play(self._real.acquire, ref, owner, seconds)
 
-    def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
+    def renew(self, ref: StepRef, owner: str, seconds: float) -> Tally | None:
         self.renewed_seconds.append(seconds)
         return self.script.play(self._real.renew, ref, owner, seconds)
 
-    def release(self, ref: StepRef, owner: str) -> None:
-        self.script.play(self._real.release, ref, owner)
+    def release(self, ref: StepRef, owner: str, *, is_suppressed: bool = False) -> None:
+        self.script.play(self._real.release, ref, owner, is_suppressed=is_suppressed)
 
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey:
         return self.script.play(self._real.survey, refs)

@@ -10,7 +10,7 @@ from agentq.config.settings import load_settings
 from agentq.domain.failures import FailureClassifier
 from agentq.domain.model import StepRef
 from agentq.domain.retry import Budgets, RetryPolicy
-from agentq.ports.leases import LeaseAnswer, Leases, LeaseSurvey
+from agentq.ports.leases import Acquired, Leases, LeaseSurvey, Tally
 from agentq.services.reap import Reaper
 
 
@@ -25,14 +25,14 @@ class StoppingLeases:
         os.kill(os.getpid(), signal.SIGSTOP)
         return survey
 
-    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> Acquired:
         return self._leases.acquire(ref, owner, seconds)
 
-    def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
+    def renew(self, ref: StepRef, owner: str, seconds: float) -> Tally | None:
         return self._leases.renew(ref, owner, seconds)
 
-    def release(self, ref: StepRef, owner: str) -> None:
-        self._leases.release(ref, owner)
+    def release(self, ref: StepRef, owner: str, *, is_suppressed: bool = False) -> None:
+        self._leases.release(ref, owner, is_suppressed=is_suppressed)
 
     def bury(self, ref: StepRef, process: str) -> bool:
         return self._leases.bury(ref, process)

@@ -2,9 +2,9 @@
 -- KEYS[1]: the lease. ARGV: what the owner begins with.
 local held = redis.call('GET', KEYS[1])
 if held then
-  local attempt, owner = string.match(held, '^(%d+) %d+ (.*)$')
+  local attempt, started, owner = string.match(held, '^(%d+) %d+ (%d+) (.*)$')
   if string.sub(owner, 1, #ARGV[1]) == ARGV[1] then
-    redis.call('SET', KEYS[1], attempt .. ' 0 ' .. owner, 'KEEPTTL')
+    redis.call('SET', KEYS[1], attempt .. ' 0 ' .. started .. ' ' .. owner, 'KEEPTTL')
     return 1
   end
 end

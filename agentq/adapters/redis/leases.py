@@ -9,7 +9,7 @@ from redis import Redis, RedisError
 from agentq.adapters.redis.scripts import Script, unavailable
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.model import StepRef
-from agentq.ports.leases import LeaseAnswer, LeaseSurvey, LeaseView
+from agentq.ports.leases import Acquired, LeaseAnswer, LeaseSurvey, LeaseView, Tally
 
 MARK_SECONDS = 24 * 3600  # Longer than a broker delivers a dead worker's message again, whatever its timeout.
 SURVEY_MAX = 1000  # Keys of one call: the script holds the server for a moment, and Lua's stack is finite.
@@ -59,25 +59,29 @@ class RedisLeases:
             self._refuse_other(deployment)
         return deployment is not None
 
-    def acquire(self, ref: StepRef, owner: str, seconds: float) -> LeaseAnswer:
+    def acquire(self, ref: StepRef, owner: str, seconds: float) -> Acquired:
         """Never HELD twice, not even for the same owner: who lost the reply may release, and leave."""
-        return LeaseAnswer(_acquire(self._client, [self._key_of(ref)], ref.attempt, owner, *self._times(seconds)))
+        answer, suppressed, counted_ms = self._run_counting(_acquire, ref, owner, seconds)
+        return Acquired(answer=LeaseAnswer(answer), tally=self._tally(suppressed, counted_ms))
 
-    def renew(self, ref: StepRef, owner: str, seconds: float) -> bool:
-        return bool(_renew(self._client, [self._key_of(ref)], ref.attempt, owner, *self._times(seconds)))
+    def renew(self, ref: StepRef, owner: str, seconds: float) -> Tally | None:
+        is_held, suppressed, counted_ms = self._run_counting(_renew, ref, owner, seconds)
+        return self._tally(suppressed, counted_ms) if is_held else None
 
-    def release(self, ref: StepRef, owner: str) -> None:
-        _release(self._client, [self._key_of(ref)], owner)
+    def release(self, ref: StepRef, owner: str, *, is_suppressed: bool = False) -> None:
+        _release(self._client, [self._key_of(ref)], owner, int(is_suppressed), math.ceil(self._mark_seconds))
 
     def survey(self, refs: Sequence[StepRef]) -> LeaseSurvey:
         views: list[LeaseView] = []
-        is_trustworthy = True
+        is_trustworthy, counted_ms = True, math.inf
         for start in range(0, max(1, len(refs)), SURVEY_MAX):
             keys = [self._key_of(ref) for ref in refs[start : start + SURVEY_MAX]]
-            now, since, found = _survey(self._client, [self._marker, *keys])
+            now, since, found, counts = _survey(self._client, [self._marker, *keys])
+            counted_ms = min(counted_ms, int(now) - int(since))
             is_trustworthy = is_trustworthy and int(now) - int(since) > self._lease_seconds * 1000
-            views.extend(_view(value, int(now)) for value in found)
-        return LeaseSurvey(is_trustworthy=is_trustworthy, views=tuple(views))
+            views.extend(_view(value, count, int(now)) for value, count in zip(found, counts, strict=True))
+        counted_seconds = min(counted_ms / 1000, self._mark_seconds)
+        return LeaseSurvey(is_trustworthy=is_trustworthy, views=tuple(views), counted_seconds=counted_seconds)
 
     def unmark(self, ref: StepRef) -> bool:
         return bool(_unmark(self._client, [self._key_of(ref)], ref.attempt))
@@ -93,6 +97,22 @@ class RedisLeases:
                 f"delete the key {self._mark!r}"
             )
 
+    def _run_counting(self, script: Script, ref: StepRef, owner: str, seconds: float) -> tuple[Any, int, int]:
+        answer: tuple[Any, int, int] = script(
+            self._client,
+            [self._key_of(ref), self._marker],
+            ref.attempt,
+            owner,
+            *self._times(seconds),
+            # A restarted server may have counts that are older than its marker says: a survey tells, and marks it.
+            when_unknown=lambda: self.survey(()),
+        )
+        return answer
+
+    def _tally(self, suppressed: int, counted_ms: int) -> Tally:
+        # A count is forgotten a mark's time after it last grew.
+        return Tally(suppressed=suppressed, counted_seconds=min(counted_ms / 1000, self._mark_seconds))
+
     def _key_of(self, ref: StepRef) -> str:
         return f"{self._key}{ref.run_id}:{ref.number}"
 
@@ -100,8 +120,15 @@ class RedisLeases:
         return math.ceil(seconds * 1000), math.ceil(max(self._mark_seconds, seconds))
 
 
-def _view(value: str | None, now: int) -> LeaseView:
+def _view(value: str | None, count: str | None, now: int) -> LeaseView:
+    suppressed = int(count or 0)
     if value is None:
-        return LeaseView(owner=None, started_attempt=None)
-    attempt, held_until, owner = value.split(" ", 2)
-    return LeaseView(owner=owner if int(held_until) > now else None, started_attempt=int(attempt))
+        return LeaseView(owner=None, started_attempt=None, suppressed=suppressed)
+    attempt, held_until, started, owner = value.split(" ", 3)
+    return LeaseView(
+        owner=owner if int(held_until) > now else None,
+        started_attempt=int(attempt),
+        started_by=owner,
+        started_seconds=(now - int(started)) / 1000 if int(started) else None,
+        suppressed=suppressed,
+    )

@@ -1,5 +1,6 @@
 """Run the Lua scripts of this folder: one round trip a call, sent by name once the server knows them."""
 
+from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,20 @@ class Script:
         self._text = Path(__file__).with_name(f"{name}.lua").read_text()
         self._sha = sha1(self._text.encode()).hexdigest()
 
-    def __call__(self, client: Redis, keys: list[str], *arguments: str | int) -> Any:
+    def __call__(
+        self,
+        client: Redis,
+        keys: list[str],
+        *arguments: str | int,
+        when_unknown: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """`when_unknown` is called before a server is taught the script: it is another than before, or began anew."""
         try:
             try:
                 return client.evalsha(self._sha, len(keys), *keys, *arguments)
             except NoScriptError:
                 # A server that is new, restarted or flushed learns it by running it.
+                when_unknown()
                 return client.eval(self._text, len(keys), *keys, *arguments)
         except (RedisError, OSError) as error:
             raise unavailable(error) from error
