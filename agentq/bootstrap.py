@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.ports.deciding import DecisionStore, PauseStore
     from agentq.ports.dispatch import Dispatcher
     from agentq.ports.keeping import KeeperStore
+    from agentq.ports.purging import PurgeStore
     from agentq.ports.runs import RunStore
     from agentq.ports.steps import StepStore
     from agentq.services.execute import StepExecutor
@@ -93,6 +94,12 @@ class Wiring:
         return SqlDecisionStore(self.database)
 
     @cached_property
+    def purging(self) -> "PurgeStore":
+        from agentq.adapters.sql.purging import SqlPurgeStore
+
+        return SqlPurgeStore(self.database)
+
+    @cached_property
     def pausing(self) -> "PauseStore":
         from agentq.adapters.sql.pausing import SqlPauseStore
 
@@ -117,11 +124,21 @@ class Wiring:
 
     @cached_property
     def leases(self) -> "RedisLeases":
+        from agentq.adapters.redis.client import TIMEOUT_SECONDS
+
+        return self._leases(TIMEOUT_SECONDS)
+
+    @cached_property
+    def glanced_leases(self) -> "RedisLeases":
+        """For who can do without them: a Redis that doesn't answer at once counts as away."""
+        return self._leases(0.25)
+
+    def _leases(self, timeout_seconds: float) -> "RedisLeases":
         from agentq.adapters.redis.client import redis_client
         from agentq.adapters.redis.leases import RedisLeases
 
         return RedisLeases(
-            redis_client(self.settings.effective_lease_url),
+            redis_client(self.settings.effective_lease_url, timeout_seconds=timeout_seconds),
             prefix=self.settings.key_prefix,
             deployment=self.deployment,
             lease_seconds=self.settings.lease_seconds,

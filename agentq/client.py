@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,14 +14,18 @@ from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
 from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
+from agentq.domain.ledger import Ledger
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.domain.pauses import Pause
 from agentq.domain.replay import Copying, ReplayPlan
-from agentq.filters import parse_filters, parse_time
+from agentq.filters import parse_age, parse_filters, parse_time
 from agentq.ports.deciding import Decided
+from agentq.ports.purging import PurgedBatch
 from agentq.ports.runs import ServedAgent
 from agentq.services.decide import decide
 from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, new_run_id, request_from
+from agentq.services.purge import BATCH_RUNS, purge
+from agentq.services.ledger import read_ledger
 from agentq.services.replay import replay as replay_run
 from agentq.services.replay import replay_as_copy
 
@@ -143,6 +147,17 @@ class AgentQ:
                 poll.hurry()
             poll.pause(status)
 
+    def ledger(self, run_id: str) -> Ledger:
+        """The run with its audit log and, for each step, every attempt at it: when, by whom, how it ended; and how many
+        deliveries of the step came to nothing.
+
+        The last is exact while Redis has its counts from the run's beginning on, else at least so many, or None: not
+        known. Raises NotFoundError.
+        """
+        return read_ledger(
+            run_id, runs=self._wiring.runs, leases=self._wiring.glanced_leases, clock=self._wiring.clock
+        )
+
     # --- Changing runs ----------------------------------------------------------------------------------------------
 
     def cancel(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
@@ -175,8 +190,6 @@ class AgentQ:
             raise InvalidInputError("say what became of the write: happened=<its result>, or did_not_happen=True")
         return self._wiring.decisions.resolve(run_id, ruling, actor=actor or self._actor, reason=reason)
 
-    def discard(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
-        """Give a dead-lettered run up, for good: it leaves the list, stays failed, and can't be replayed, only copied.
     def resolve_by_probe(self, run_id: str, *, reason: str = "", actor: str | None = None) -> Step:
         """Have the tool's probe asked again what became of an unknown write; a worker does it, within seconds.
 
@@ -185,6 +198,8 @@ class AgentQ:
         """
         return self._wiring.decisions.resolve_by_probe(run_id, actor=actor or self._actor, reason=reason)
 
+    def discard(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
+        """Give a dead-lettered run up, for good: it leaves the list, stays failed, and can't be replayed, only copied.
 
         An unknown write of it stays unknown, and is written down as that. Returns the status after. Raises
         NotFoundError, AlreadyDecidedError, RefusedError (no dead letter).
@@ -268,12 +283,12 @@ class AgentQ:
             raise InvalidInputError("say what became of the writes: happened=<their result>, or did_not_happen=True")
         return self._decide({**filters, "outcome_unknown": True}, ruling, **options)
 
-    def discard_many(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
-        """Give every matching dead letter up; like `discard`, with the options of `replay_many`."""
     def resolve_many_by_probe(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
         """Have the probe asked about every matching write in doubt; `resolve_by_probe` with `replay_many`'s options."""
         return self._decide({**filters, "outcome_unknown": True}, Asking(), **options)
 
+    def discard_many(self, filters: Mapping[str, Any], **options: Any) -> Iterator[list[Decided]]:
+        """Give every matching dead letter up; like `discard`, with the options of `replay_many`."""
         return self._decide(filters, Discarding(), **options)
 
     def _decide(
@@ -343,6 +358,34 @@ class AgentQ:
     def tools_seen(self) -> set[str]:
         """The tools of steps that are open now, and of open dead letters; asks no agent's code."""
         return self._wiring.pausing.tools_seen()
+
+    # --- Keeping what is needed -------------------------------------------------------------------------------------
+
+    def purge(
+        self,
+        older_than: timedelta | str,
+        *,
+        batch_runs: int = BATCH_RUNS,
+        with_contradictions: bool = False,
+        dry_run: bool = False,
+        actor: str | None = None,
+    ) -> Iterator[PurgedBatch]:
+        """Delete the runs that finished longer ago than that (`30d`) for good, with all that they own, oldest first.
+
+        Runs as the batches are asked for, each one transaction; broken off, the same call goes on with the rest. Never
+        a run with a write in doubt or an open dead letter; one with a contradiction only if asked to. The idempotency
+        key of a purged run is forgotten: the same key starts a new run. Raises InvalidInputError.
+        """
+        return purge(
+            self._wiring.purging,
+            older_than=parse_age("older_than", older_than),
+            visibility_timeout=timedelta(seconds=self._wiring.settings.visibility_timeout_seconds),
+            clock=self._wiring.clock,
+            actor=actor or self._actor,
+            batch_runs=batch_runs,
+            with_contradictions=with_contradictions,
+            is_rehearsal=dry_run,
+        )
 
     # --- Running in this process ------------------------------------------------------------------------------------
 

@@ -65,6 +65,16 @@ def parse_time(name: str, value: object, now: datetime) -> datetime:
         ) from None
 
 
+def parse_age(name: str, value: timedelta | str) -> timedelta:
+    """How long ago, from `90s`, `30m`, `1h`, `3d` or `2w`. Raises InvalidInputError."""
+    if isinstance(value, timedelta):
+        return value
+    age = _AGO.fullmatch(value.strip())
+    if age is None:
+        raise InvalidInputError(f"{name} is {value!r}; it takes an age such as 12h, 30d, 8w")
+    return timedelta(**{_UNITS[age[2]]: int(age[1])})
+
+
 def _text(name: str, value: Any, _now: datetime) -> str:
     if not isinstance(value, str):
         raise InvalidInputError(f"{name} is {value!r}; it takes a name")

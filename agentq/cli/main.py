@@ -37,6 +37,7 @@ _COMMANDS = {
     "dead-letters": LazyCommand("agentq.cli.dead_letters:dead_letters", "Runs that stopped and wait for a person."),
     "tools": LazyCommand("agentq.cli.tools:tools", "The tools of the agents here, and what they do to the world."),
     "reap": LazyCommand("agentq.cli.reap:reap", "Find lost steps and fences now."),
+    "purge": LazyCommand("agentq.cli.purge:purge", "Delete runs that finished long ago, with all they own."),
     "db": LazyCommand("agentq.cli.db:db", "Prepare the database."),
     "doctor": LazyCommand("agentq.cli.doctor:doctor", "Check settings, database, broker and workers."),
 }

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
+from agentq.domain.model import RunStatus
+from agentq.ports.runs import RunFilter
 from tests.support.databases import fresh_sqlite
-from tests.support.stage import FIRST_CALL, PLAIN, Stage
+from tests.support.purged import age, old
+from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 
 AGENTS = """
 from agentq import Agent, FunctionModel, ToolEffect, tool
@@ -142,3 +146,57 @@ class TestPause:
         assert "by ann: the bank is down" in agentq.out
         assert agentq("tools", "list", "--json") == ExitCode.DONE
         assert {tool["name"]: len(tool["pauses"]) for tool in agentq.data} == {"look": 0, "refund": 1}
+
+
+class TestPurge:
+    def test_old_runs_go_and_it_is_told_what_stays(self, agentq: Agentq, stage: Stage) -> None:
+        """What a cron line writes into its log is enough to trust it by."""
+        gone, young = [old(stage), old(stage)], old(stage, timedelta(days=1))
+        stays = age(stage, stage.failed(READ))
+        assert agentq("purge", "--older-than", "30d", "--yes") == ExitCode.DONE
+        assert agentq.out == "2 runs purged, kept: 1 with an open dead letter\n"
+        assert "next: agentq dead-letters list" in agentq.err
+        assert {run.id for run in stage.runs.runs(RunFilter(limit=10))} == {young, stays} and gone
+        assert agentq("purge", "--older-than", "30d", "--yes", "--json") == ExitCode.DONE
+        kept = {"fence": 0, "dead_letter": 1, "contradiction": 0, "in_use": 0}
+        assert agentq.data == {"runs": 0, "dry_run": False, "kept": kept}
+
+    def test_a_dry_run_deletes_nothing(self, agentq: Agentq, stage: Stage) -> None:
+        """It prints the command that does."""
+        run_id = old(stage)
+        assert agentq("purge", "--older-than", "4w", "--dry-run") == ExitCode.DONE
+        assert agentq.out == "1 runs would be purged\n"
+        assert agentq("purge", "--older-than", "4w", "--dry-run", "-o", "ids") == ExitCode.DONE
+        assert agentq.out == f"{run_id}\n"
+        assert stage.runs.status(run_id) is RunStatus.COMPLETED
+        assert agentq("purge", "--older-than", "4w", "--yes", "-o", "ids") == ExitCode.DONE
+        assert agentq.out == f"{run_id}\n"
+
+    def test_contradictions_are_named_to_go(self, agentq: Agentq, stage: Stage) -> None:
+        """Two answers about one payment are the last thing to lose by a cron line."""
+        stage.change_run(old(stage), has_contradiction=True)
+        assert agentq("purge", "--older-than", "30d", "--yes") == ExitCode.DONE
+        assert agentq.out == "0 runs purged, kept: 1 with a contradiction\n"
+        assert agentq("purge", "--older-than", "30d", "--yes", "--with-contradictions") == ExitCode.DONE
+        assert agentq.out == "1 runs purged\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--older-than", "30d"), "Nobody is at the terminal to ask: add --yes"),
+            (("--older-than", "0s", "--yes"), "older_than is 0 h; it takes 2 h or more"),
+            (("--older-than", "30", "--yes"), "older_than is '30'; it takes an age such as 12h, 30d, 8w"),
+            (("--older-than", "2026-01-31", "--yes"), "it takes an age such as"),
+            (("--older-than", "999999w", "--yes"), "no run is that old"),
+            (("--older-than", "30d", "--batch", "0", "--yes"), "batch is 0; it takes a whole number"),
+            (("--yes",), "Missing option '--older-than'"),
+        ],
+    )
+    def test_what_cannot_be_meant_deletes_nothing(
+        self, agentq: Agentq, stage: Stage, arguments: tuple[str, ...], message: str
+    ) -> None:
+        """There is no way back."""
+        run_id = old(stage)
+        assert agentq("purge", *arguments) == ExitCode.REFUSED
+        assert message in agentq.err and agentq.out == ""
+        assert stage.runs.status(run_id) is RunStatus.COMPLETED

@@ -45,6 +45,7 @@ OTHER_PORTS = {
     "RunStore": "what clients and people ask for; a step's way doesn't lead through it",
     "DecisionStore": "people's decisions, each one transaction",
     "PauseStore": "people's decisions about what is not to be called for now",
+    "PurgeStore": "it takes runs that are over; its own tests kill it at each statement",
     "Nudges": "hints that the keeper can do without",
     "ModelClient": "asked through Models, which is a point",
     "Clock": "it can't be away",

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +29,7 @@ from agentq.ports.runs import Added, NewRun, RunFilter, ServedAgent
 ENQUEUED_BY = "enqueue"
 
 _status = select(runs.c.status).where(runs.c.id == bindparam("run_id"))
-_run = select(runs).where(runs.c.id == bindparam("run_id"))
+_run = select(runs, seconds_since(runs.c.created_at).label("age_seconds")).where(runs.c.id == bindparam("run_id"))
 _run_by_key = select(runs).where(runs.c.idempotency_key == bindparam("key"))
 _steps = select(steps).where(steps.c.run_id == bindparam("run_id")).order_by(steps.c.number)
 _events = (
@@ -51,6 +52,13 @@ class SqlRunStore:
             return []
         distinct = _Distinct()
         places = [distinct.place_of(run, _digest(run)) for run in new_runs]
+        added = None
+        while added is None:
+            with suppress(_VanishedError):
+                added = self._add(new_runs, distinct, places)
+        return added
+
+    def _add(self, new_runs: Sequence[NewRun], distinct: "_Distinct", places: Sequence[int]) -> list[Added]:
         with self._database.writing() as connection:
             created = self._insert_runs(connection, distinct)
             run_ids = self._ids(connection, distinct, created)
@@ -83,7 +91,7 @@ class SqlRunStore:
                 raise NotFoundError(f"there is no run {run_id!r}")
             its_steps = [step_from(each) for each in connection.execute(_steps, {"run_id": run_id}).mappings()]
             dead_letter = _open_dead_letters(connection, [run_id]).get(run_id)
-        return run_from(row, steps=its_steps, dead_letter=dead_letter)
+        return run_from(row, steps=its_steps, dead_letter=dead_letter, age_seconds=row["age_seconds"])
 
     def status(self, run_id: str) -> RunStatus:
         with self._database.reading() as connection:
@@ -169,10 +177,15 @@ class SqlRunStore:
         by_name = {("id", row.id): row for row in found} | {("key", row.idempotency_key): row for row in found}
         run_ids = []
         for run, digest in zip(distinct.runs, distinct.digests, strict=True):
-            row = None if run.id in created else next(by_name[name] for name in _names(run) if name in by_name)
-            if row is not None and row.input_digest != digest:
+            if run.id in created:
+                run_ids.append(run.id)
+                continue
+            row = next((by_name[name] for name in _names(run) if name in by_name), None)
+            if row is None:
+                raise _VanishedError
+            if row.input_digest != digest:
                 raise _conflict(run, row.id)
-            run_ids.append(run.id if row is None else row.id)
+            run_ids.append(row.id)
         return run_ids
 
     def _insert_first_steps(
@@ -190,6 +203,10 @@ class SqlRunStore:
         for run in new_runs:
             if run.error is not None:  # It has ended as it began.
                 seal(connection, run.id, sequence=1, events_lost=0, at=created[run.id])
+
+
+class _VanishedError(Exception):
+    """The run that stood in the way of a new one was purged in between; takes the transaction back."""
 
 
 class _Distinct:
