@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from agentq.adapters.sql.engine import Database
 from agentq.domain.model import RunStatus, StepRef
-from tests.support.simulated_moves import KEEP, LANDED, SENT, SHOWN, STALLED, play, walk
+from tests.support.simulated_moves import ASKED_IN_VAIN, KEEP, LANDED, SENT, SHOWN, STALLED, play, walk
 from tests.support.simulated_process import TAG_DEADLINE_SECONDS, real_parts
 from tests.support.simulated_world import Time
 from tests.support.simulation import Simulation
 
 EXAMPLES = int(os.environ.get("PROTOCOL_EXAMPLES", "300"))  # Set, it is another walk each time; a long one: 20000.
 MOVES_MAX = 70
-SCRIPTS = (("look",), ("tag",), ("pay",), ("die",), ("look", "look"), ("pay", "pay"), ("look", "tag", "pay"))
+SCRIPTS = (("look",), ("tag",), ("pay",), ("die",), ("wire",), ("look", "look"), ("pay", "pay"), ("look", "tag", "pay"))
 CANCELS = (False, False, True)  # Most runs are to come further than that.
 # Chance alone seldom comes as far as where two attempts, a person and a request that is under way meet.
 OPENINGS = (
@@ -26,6 +26,7 @@ OPENINGS = (
     SHOWN,
     (*SENT, "the fence's deadline passes", *KEEP),
     (*LANDED, "w0 until StepStore.settle", *STALLED, *KEEP),
+    (*ASKED_IN_VAIN, "w1 ends", "the judge has the probe asked"),
     (*LANDED, "the fence's deadline passes, noted", "the fence's time to settle passes", *KEEP),
     ("w0 gets s2a1", "w0 until StepStore.fence", "! w0 stalls past its lease", *KEEP),
     ("w0 gets s2a1", "w0 until StepStore.fence", "! w0 loses the connection"),
@@ -85,7 +86,7 @@ def test_without_faults_a_run_completes_at_once(database: Database, time: Time, 
         simulation.drain()
         expected = RunStatus.FAILED if "die" in script else RunStatus.COMPLETED
         assert simulation.run["status"] == expected
-        writes = [number for number, name in enumerate(script, 2) if name in ("pay", "tag")]
+        writes = [number for number, name in enumerate(script, 2) if name in ("pay", "tag", "wire")]
         assert sorted(simulation.receiver.effects) == [("run", number) for number in writes]
 
 
@@ -133,3 +134,14 @@ def test_a_short_deadline_shortens_no_lease(database: Database, time: Time) -> N
         time.now += TAG_DEADLINE_SECONDS + 1
         ref = StepRef(run_id="run", number=2, attempt=1)
         assert simulation.parts.leases.survey([ref]).views[0].owner is not None
+
+
+def test_a_probe_that_a_person_has_asked_again_brings_the_run_to_its_end(database: Database, time: Time) -> None:
+    """The mark that the dead process left on the attempt must not turn the question away."""
+    with simulated(database, time, "wire") as simulation:
+        play(simulation, *ASKED_IN_VAIN, "w1 ends")
+        assert simulation.run["status"] == RunStatus.FAILED
+        play(simulation, "the judge has the probe asked", *KEEP, "w0 gets s2a1", "w0 ends")
+        simulation.drain()
+        assert simulation.run["status"] == RunStatus.COMPLETED
+        assert simulation.receiver.effects["run", 2] == 1

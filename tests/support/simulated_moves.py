@@ -11,7 +11,7 @@ from tests.support.simulated_process import LEASE_SECONDS, RUN, WORLD, Process
 from tests.support.simulation import REPLAYS_MAX, STATEMENTS, Simulation, settled_at
 
 LIKINGS = (1, 0, 4, 1)
-WORK = {"gets", "goes on", "dies of the step"}
+WORK = {"gets", "goes on", "dies of the step", "the judge has the probe asked"}
 # Answers that may get old before their receiver acts on them.
 HOLDABLE = {"load", "fence", "renew", "survey", "in_flight"}
 
@@ -20,6 +20,7 @@ KEEP = ("the keeper begins", "the keeper ends")
 SENT = ("w0 gets s2a1", "w0 until World.send", "w0 goes on: World.send")
 LANDED = (*SENT, "the request of step 2 lands")
 SHOWN = (*SENT, "the fence's deadline passes, noted", *KEEP)  # As a dead letter; the request is still under way.
+ASKED_IN_VAIN = (*SENT, "the fence's deadline passes, noted", *KEEP, "w1 gets s2a1", "w1 until World.ask", "w1 asks")
 STALLED = ("the fence's deadline passes", "! w0 stalls past its lease")
 
 
@@ -113,6 +114,8 @@ def _worker_moves(simulation: Simulation, process: Process) -> Iterator[Move]:
         yield Move(f"{name} dies of the step, noted", partial(simulation.die, process, noted=True), 4)
     elif simulation.may_go_on(process):
         yield Move(f"{name} goes on: {work.at}", partial(work.obey, Order.GO), 16)
+        if work.at == Stop(WORLD, "ask"):
+            yield Move(f"{name} asks in vain", partial(simulation.ask_in_vain, process), 8)
         if work.at.method in HOLDABLE and not work.at.is_answer:
             yield Move(f"{name} goes on, held: {work.at}", partial(work.obey, Order.HOLD), 3)
     yield from _heart_moves(simulation, process)
@@ -147,6 +150,8 @@ def _judge_moves(simulation: Simulation, *, may_lie: bool) -> Iterator[Move]:
         yield Move("the judge looks", partial(simulation.look, number, has_happened), 3 if simulation.is_active else 8)
         if has_happened and may_lie and simulation.time.moment > settled_at(run):
             yield Move("the judge looks, and errs", partial(simulation.look, number, False, is_wrong=True), 2)
+    if simulation.may_have_probe_asked:
+        yield Move("the judge has the probe asked", simulation.have_probe_asked, 8)
     if simulation.may_replay and simulation.tally.replays < REPLAYS_MAX:
         yield Move("the judge replays", simulation.replay, 8)
 

@@ -22,6 +22,7 @@ from agentq.domain.errors import (
 from agentq.domain.failures import FailureClassifier
 from agentq.domain.function_model import FunctionModel
 from agentq.domain.model import Json, ModelReply, StepRef
+from agentq.domain.probes import ProbeAnswer
 from agentq.domain.retry import Budgets, RetryPolicy
 from agentq.domain.tools import ToolContext, tool
 from agentq.ports.deciding import DecisionStore
@@ -110,7 +111,18 @@ def pay(context: ToolContext) -> Json:
     return _process().write(context, key=None)
 
 
-AGENT = Agent(name="agent", model=FunctionModel(lambda messages, tools: "done"), tools=[look, die, tag, pay])
+@tool(effect=ToolEffect.NON_IDEMPOTENT_WRITE, deadline=DEADLINE_SECONDS, settles_within=SETTLES_SECONDS)
+def wire(context: ToolContext) -> Json:
+    """Pay, where the receiver can be asked."""
+    return _process().write(context, key=None)
+
+
+@wire.probe
+def ask_about_wire(context: ToolContext) -> ProbeAnswer:
+    return _process().ask(context)
+
+
+AGENT = Agent(name="agent", model=FunctionModel(lambda messages, tools: "done"), tools=[look, die, tag, pay, wire])
 REGISTRY = Registry([AGENT])
 LIMITS = Limits(
     operation_deadline_seconds=DEADLINE_SECONDS,
@@ -118,6 +130,7 @@ LIMITS = Limits(
     hand_back_seconds=60.0,
     result_bytes_max=1_000_000,
     turns_max=10,
+    probes_max=2,
 )
 
 
@@ -175,6 +188,7 @@ class Process:
         self.beat: Actor | None = None
         self.ends_at: float | None = None
         self.request: Request | None = None
+        self.is_asked_in_vain = False
         self._surroundings = surroundings
         self._deliveries = 0
         parts = surroundings.parts
@@ -210,6 +224,7 @@ class Process:
     def receive(self, ref: StepRef) -> None:
         self.ref = ref
         self.request = None
+        self.is_asked_in_vain = False
         self.work = Actor(self.name, lambda: self._executor.execute(ref))
         _processes[self.work] = self
 
@@ -260,6 +275,13 @@ class Process:
         self.request = self._surroundings.receiver.send(request)
         self.stop("reply")
         return {"receipt": context.step}
+
+    def ask(self, context: ToolContext) -> ProbeAnswer:
+        self.stop("ask")
+        if self.is_asked_in_vain:
+            return ProbeAnswer.cant_tell()
+        has_happened = self._surroundings.receiver.effects[context.run_id, context.step] > 0
+        return ProbeAnswer.happened({"receipt": context.step}) if has_happened else ProbeAnswer.did_not_happen()
 
 
 def _process() -> Process:

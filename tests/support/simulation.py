@@ -33,6 +33,7 @@ from tests.support.simulated_process import (
     AGENT,
     CRASHES_MAX,
     LEASE_SECONDS,
+    LIMITS,
     RUN,
     SETTLES_SECONDS,
     WORLD,
@@ -42,6 +43,7 @@ from tests.support.simulated_process import (
 from tests.support.simulated_world import EPOCH, Broker, Place, Receiver, Request, Time
 
 REPLAYS_MAX = 2
+ASKS_MAX = 2
 DRAIN_ROUNDS_MAX = 40
 # Calls between which nothing that others do makes a difference: a keeper makes them in one go.
 UNINTERESTING = {"take_due", "backlog", "is_drained", "in_flight", "runs_without_open_step", "interactive_runs"}
@@ -81,6 +83,7 @@ class Tally:
     stalls: int = 0  # ... or were silent past their lease, which looks the same.
     trouble: bool = False  # A process died, or a call raised, over a fence.
     replays: int = 0
+    asks: int = 0  # A person had the probe asked so often.
     lies: int = 0
 
 
@@ -132,6 +135,7 @@ class Simulation:
             leases=gated(Leases, parts.leases, LeasesUnavailableError, self),
             dispatcher=gated(Dispatcher, self.broker, BrokerUnavailableError, self),
             policy=parts.policy,
+            probes_max=LIMITS.probes_max,
         )
         self.look_again()
 
@@ -183,6 +187,12 @@ class Simulation:
         run = self.run
         can_go_on = run["status"] == RunStatus.FAILED and run["pending_effect_id"] is None
         return can_go_on and not run["cancel_requested"] and self.tally.replays < REPLAYS_MAX
+
+    @property
+    def may_have_probe_asked(self) -> bool:
+        run = self.run
+        in_doubt = run["status"] == RunStatus.FAILED and run["pending_effect_id"] is not None
+        return in_doubt and bool(run["pending_effect_has_probe"]) and self.tally.asks < ASKS_MAX
 
     # --- making it happen
 
@@ -329,6 +339,16 @@ class Simulation:
         wakeups = self.parts.decisions.replay(RUN, actor="ann", reason="go on")
         self.broker.publish(list(wakeups))
 
+    def have_probe_asked(self) -> None:
+        self._is_stale = True
+        self.tally.asks += 1
+        self.parts.decisions.resolve_by_probe(RUN, actor="ann", reason="it is back")
+
+    def ask_in_vain(self, process: Process) -> None:
+        assert process.work is not None
+        process.is_asked_in_vain = True
+        process.work.obey(Order.GO)
+
     def cancel(self) -> None:
         self._is_stale = True
         self.parts.runs.cancel(RUN, actor="bob", reason="wrong customer")
@@ -461,7 +481,9 @@ class Simulation:
         if self.is_active:
             return
         number = self.run["pending_effect_number"]
-        if number is not None:
+        if self.may_have_probe_asked:
+            self.have_probe_asked()
+        elif number is not None:
             self.look(number, self.receiver.effects[RUN, number] > 0)
             self.answer()
         elif self.may_replay:
