@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.domain.agents import Registry
     from agentq.domain.failures import FailureClassifier
     from agentq.domain.retry import RetryPolicy
+    from agentq.ports.auditing import AuditStore
     from agentq.ports.deciding import DecisionStore, PauseStore
     from agentq.ports.dispatch import Dispatcher
     from agentq.ports.keeping import KeeperStore
@@ -104,6 +105,12 @@ class Wiring:
         from agentq.adapters.sql.pausing import SqlPauseStore
 
         return SqlPauseStore(self.database)
+
+    @cached_property
+    def auditing(self) -> "AuditStore":
+        from agentq.adapters.sql.auditing import SqlAuditStore
+
+        return SqlAuditStore(self.database)
 
     @property
     def deployment(self) -> str:

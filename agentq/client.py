@@ -12,12 +12,15 @@ from typing import Any, Self
 
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
+from agentq.domain.audit import AuditFinding
 from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.domain.pauses import Pause
 from agentq.domain.replay import Copying, ReplayPlan
+from agentq.domain.seals import LoggedEvent, Seal
 from agentq.filters import parse_age, parse_filters, parse_time
+from agentq.ports.auditing import AuditScope
 from agentq.ports.deciding import Decided
 from agentq.ports.purging import PurgedBatch
 from agentq.ports.runs import ServedAgent
@@ -26,6 +29,7 @@ from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, ne
 from agentq.services.purge import BATCH_RUNS, purge
 from agentq.services.replay import replay as replay_run
 from agentq.services.replay import replay_as_copy
+from agentq.services.verify import Checked, verify
 
 POLL_SECONDS_FIRST = 0.05
 POLL_SECONDS_MAX = 1.0
@@ -371,6 +375,33 @@ class AgentQ:
             with_contradictions=with_contradictions,
             is_rehearsal=dry_run,
         )
+
+    # --- The audit log ----------------------------------------------------------------------------------------------
+
+    def verify_audit(
+        self,
+        run_ids: Iterable[str] = (),
+        *,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        tell: Callable[[AuditFinding], None] = lambda finding: None,
+    ) -> Checked:
+        """Hold runs against their audit log: these, those created in that time, or all; changes nothing.
+
+        Each finding is told as it is made; `findings` of what is returned counts them, and how much was looked at is
+        beside it. Raises NotFoundError, InvalidInputError.
+        """
+        chosen = parse_filters({"since": since, "until": until})
+        scope = AuditScope(run_ids=tuple(run_ids), since=chosen.since, until=chosen.until)
+        return verify(self._wiring.auditing, scope, tell)
+
+    def audit_entries(
+        self, *, since: datetime | str | None = None, until: datetime | str | None = None
+    ) -> Iterator[LoggedEvent | Seal]:
+        """All events and seals of that time, by time, run id and sequence; read as they are asked for, so that
+        none of them are held. Raises InvalidInputError."""
+        chosen = parse_filters({"since": since, "until": until})
+        return self._wiring.auditing.entries(chosen.since, chosen.until)
 
     # --- Running in this process ------------------------------------------------------------------------------------
 

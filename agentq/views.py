@@ -1,13 +1,16 @@
 """Runs, steps, events and dead letters as plain JSON: one shape for the CLI, the API and whoever reads them."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from agentq.domain.audit import AuditFinding
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Event, Fence, Run, Step
 from agentq.domain.pauses import Parked, Pause
 from agentq.domain.replay import PlannedStep, ReplayPlan
+from agentq.domain.seals import LoggedEvent, Seal, moment_text
 
 
 def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
@@ -188,6 +191,40 @@ def event_view(event: Event) -> dict[str, Any]:
         "actor": event.actor,
         "data": {key: value.value if isinstance(value, StrEnum) else value for key, value in event.data.items()},
     }
+
+
+def finding_view(finding: AuditFinding) -> dict[str, Any]:
+    """`run_id` is None for the deployment's own log."""
+    return {
+        "run_id": finding.run_id or None,
+        "kind": finding.broken.value,
+        "what": finding.what,
+        "why": finding.why,
+    }
+
+
+def audit_entry_view(entry: LoggedEvent | Seal) -> dict[str, Any]:
+    """A line of an export: times to the microsecond, so that seals can be computed again from it."""
+    place = {"run_id": entry.run_id, "sequence": entry.sequence, "at": moment_text(entry.at)}
+    if isinstance(entry, Seal):
+        data = {"number": entry.number, "events_lost": entry.events_lost, "digest": entry.digest}
+        return {**place, "kind": "seal", "step": None, "attempt": None, "actor": None, "data": data}
+    return {
+        **place,
+        "kind": entry.kind,
+        "step": entry.number,
+        "attempt": entry.attempt,
+        "actor": entry.actor,
+        "data": _json_or_text(entry.data),
+    }
+
+
+def _json_or_text(text: str) -> Any:
+    """What isn't JSON was written by somebody else: shown all the same."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def time_text(moment: datetime | None) -> str | None:

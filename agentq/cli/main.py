@@ -36,6 +36,7 @@ _COMMANDS = {
     "runs": LazyCommand("agentq.cli.runs:runs", "List, show, follow and cancel runs."),
     "dead-letters": LazyCommand("agentq.cli.dead_letters:dead_letters", "Runs that stopped and wait for a person."),
     "tools": LazyCommand("agentq.cli.tools:tools", "The tools of the agents here, and what they do to the world."),
+    "audit": LazyCommand("agentq.cli.audit:audit", "Prove the audit log, and take it elsewhere."),
     "reap": LazyCommand("agentq.cli.reap:reap", "Find lost steps and fences now."),
     "purge": LazyCommand("agentq.cli.purge:purge", "Delete runs that finished long ago, with all they own."),
     "db": LazyCommand("agentq.cli.db:db", "Prepare the database."),

@@ -1,5 +1,6 @@
 """What a worker does to a step: the contract of `StepStore`, on both databases, and on both paths of PostgreSQL."""
 
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.steps import SqlStepStore
+from agentq.domain.decisions import Ruling
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import AuditRefusedError, StoreRefusedError
 from agentq.domain.failures import FailureClass
@@ -109,18 +111,9 @@ def numbers(wakeups: tuple[Wakeup, ...]) -> list[int]:
 
 
 def ruled(stage: Stage, run_id: str, decision: Decision, result: str | None = None) -> None:
-    """Somebody said what became of the write: the traces that leaves, with the dead letter still open."""
-    stage.change_run(run_id, **dict.fromkeys(_fence_columns()))
-    if decision is Decision.HAPPENED:
-        stage.change_step(run_id, FIRST_CALL, ruling=decision.value, state="completed", result=result)
-        stage.change_run(run_id, events_lost=1)  # The event is not what these tests are about.
-    else:
-        stage.change_step(run_id, FIRST_CALL, ruling=decision.value)
-
-
-def _fence_columns() -> list[str]:
-    names = ("id", "number", "attempt", "tool", "effect", "owner", "stamped_at", "deadline_at", "is_callable")
-    return [f"pending_effect_{name}" for name in (*names, "settles_within_seconds")]
+    """Somebody said what became of the write, with that result (JSON text); the dead letter is still open."""
+    ruling = Ruling(decision=decision, result=None if result is None else json.loads(result))
+    stage.decisions.resolve(run_id, ruling, actor="ann", reason="asked the bank")
 
 
 # --- Load -----------------------------------------------------------------------------------------------------------
@@ -406,7 +399,8 @@ def test_the_last_of_a_batch_opens_the_next_and_the_last_of_all_the_model_s_turn
     assert stage.complete(run_id, 3).wakeups == ()
     (wakeup,) = stage.complete(run_id, 2).wakeups
     assert (wakeup.ref.number, wakeup.tool, wakeup.effect, wakeup.agent) == (4, "pay", KEYED, "support")
-    assert numbers(stage.complete(run_id, 4).wakeups) == [5]
+    assert stage.steps.fence(fence_request(wakeup.ref, id=run_id, effect=KEYED)) is FenceVerdict.STAMPED
+    assert numbers(stage.complete(run_id, 4, fence_id=run_id).wakeups) == [5]
     (wakeup,) = stage.complete(run_id, 5).wakeups
     assert (wakeup.ref.number, wakeup.kind, wakeup.tool) == (6, StepKind.MODEL, None)
     assert states(stage, run_id) == [StepState.COMPLETED] * 5 + [StepState.AVAILABLE]

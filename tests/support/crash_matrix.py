@@ -35,7 +35,7 @@ from tests.support.crash_points import (
     Who,
     fired,
 )
-from tests.support.invariants import World, broken_invariants, take_picture
+from tests.support.invariants import World, broken_audit, broken_invariants, take_picture
 from tests.support.processes import is_alive
 from tests.support.system import AGENT, System
 from tests.support.workers import KeeperProcess, WorkerProcess
@@ -131,7 +131,8 @@ class CrashMatrix:
         cells = {result.run_id: result.cell for result in self._results}
         told = [str(result) for result in results if result.broken]
         picture = take_picture(self._system.database)
-        for sentence in broken_invariants(picture, world=World(effects=self._system.receiver.effects)):
+        world = World(effects=self._system.receiver.effects)
+        for sentence in [*broken_invariants(picture, world=world), *broken_audit(self._system.database)]:
             cell = next((str(cell) for run_id, cell in cells.items() if run_id in sentence), "no cell")
             told.append(f"{cell}\n    {sentence}")
         return told

@@ -44,6 +44,7 @@ FAULTY_PORTS: Mapping[str, tuple[Any, type[Exception]]] = {
 OTHER_PORTS = {
     "RunStore": "what clients and people ask for; a step's way doesn't lead through it",
     "DecisionStore": "people's decisions, each one transaction",
+    "AuditStore": "it only reads, for people",
     "PauseStore": "people's decisions about what is not to be called for now",
     "PurgeStore": "it takes runs that are over; its own tests kill it at each statement",
     "Nudges": "hints that the keeper can do without",

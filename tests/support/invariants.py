@@ -8,9 +8,13 @@ from typing import Any
 
 from sqlalchemy import RowMapping, select
 
+from agentq.adapters.sql.auditing import SqlAuditStore
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
+from agentq.domain.audit import AuditFinding
 from agentq.domain.model import RunMode, RunStatus, StepKind, StepState
+from agentq.ports.auditing import AuditScope
+from agentq.services.verify import verify
 
 ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING)
 OPEN = (StepState.AVAILABLE, StepState.WAITING)
@@ -33,7 +37,15 @@ def check_invariants(database: Database, *, attempts_max: int | None = None, wor
     """Fails with every broken sentence and the run that breaks it. `attempts_max` bounds the attempts of each step;
     with a `world` it is also asked whether what happened there is recorded, or shown as unknown."""
     broken = list(broken_invariants(take_picture(database), attempts_max=attempts_max, world=world))
+    broken += broken_audit(database)
     assert not broken, "\n".join(broken)
+
+
+def broken_audit(database: Database) -> list[str]:
+    """What `agentq audit verify` finds."""
+    findings: list[AuditFinding] = []
+    verify(SqlAuditStore(database), AuditScope(), findings.append)
+    return [f"run {finding.run_id}: {finding.what} ({finding.broken})" for finding in findings]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from agentq.ports.steps import Settlement, StepStore
 from agentq.services.dispatch import dispatch
 from agentq.services.reap import Reaper
 from tests.support.gates import Actor, Order, Stop, gated
-from tests.support.invariants import Picture, World, broken_invariants, take_picture
+from tests.support.invariants import Picture, World, broken_audit, broken_invariants, take_picture
 from tests.support.simulated_process import (
     AGENT,
     CRASHES_MAX,
@@ -385,6 +385,8 @@ class Simulation:
         lives = 1 + tally.replays  # Each replay starts the budgets anew.
         attempts_max = lives * CRASHES_MAX + tally.faults
         yield from broken_invariants(self.picture, attempts_max=attempts_max, world=self._world())
+        if self.picture.runs[0]["finished_at"] is not None:
+            yield from broken_audit(self.parts.database)
         first_cancel = next((e["sequence"] for e in self._events("cancel.requested", "run.cancelled")), None)
         for event in self._events("fence.stamped"):
             if first_cancel is not None and event["sequence"] > first_cancel:

@@ -229,14 +229,6 @@ events = Table(
 )
 """Append-only, as `seals` is: the database refuses to change or delete a row, except of a run that is in `purging`."""
 
-# A block range index costs an insert next to nothing. SQLite has none, and a tree would cost it a page a settle.
-Index(
-    "events_at",
-    events.c.at,
-    postgresql_using="brin",
-    postgresql_with={"pages_per_range": 32, "autosummarize": True},
-    info={"only_on": "postgresql"},
-).ddl_if(dialect="postgresql")
 
 seals = Table(
     "seals",
@@ -248,6 +240,15 @@ seals = Table(
     Column("digest", Text, nullable=False),  # SHA-256 over the seal before it and the events since, as hex.
     Column("at", UtcDateTime, nullable=False),
 )
+# A block range index costs an insert next to nothing. SQLite has none, and a tree would cost it a page a settle.
+for told in (events, seals):
+    Index(
+        f"{told.name}_at",
+        told.c.at,
+        postgresql_using="brin",
+        postgresql_with={"pages_per_range": 32, "autosummarize": True},
+        info={"only_on": "postgresql"},
+    ).ddl_if(dialect="postgresql")
 
 # A run that is here may lose its events and seals: it is being deleted, in the transaction that put it here.
 purging = Table("purging", metadata, Column("run_id", Text, primary_key=True))

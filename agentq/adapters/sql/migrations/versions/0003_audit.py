@@ -134,13 +134,13 @@ def upgrade() -> None:
         for table in ("events", "seals"):
             connection.exec_driver_sql(ROWS.format(table=table))
             connection.exec_driver_sql(WHOLE.format(table=table))
-        op.create_index(
-            "events_at",
-            "events",
-            ["at"],
-            postgresql_using="brin",
-            postgresql_with={"pages_per_range": 32, "autosummarize": True},
-        )
+            op.create_index(
+                f"{table}_at",
+                table,
+                ["at"],
+                postgresql_using="brin",
+                postgresql_with={"pages_per_range": 32, "autosummarize": True},
+            )
         return
     for table, key in (("events", "sequence"), ("seals", "number")):
         for statement in (SQLITE_UPDATE, SQLITE_DELETE, SQLITE_REPLACE):
