@@ -31,6 +31,8 @@ WIRES = 3  # Their probe can't tell.
 COMMANDS_MAX = 9
 END_SECONDS = 60 + RUNS / 2
 
+pytestmark = pytest.mark.timeout(3 * END_SECONDS + OUTAGE_SECONDS)
+
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
