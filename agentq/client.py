@@ -15,6 +15,7 @@ from agentq.config.settings import Settings, load_settings
 from agentq.domain.audit import AuditFinding
 from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
+from agentq.domain.ledger import Ledger
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
 from agentq.domain.pauses import Pause
 from agentq.domain.replay import Copying, ReplayPlan
@@ -26,6 +27,7 @@ from agentq.ports.purging import PurgedBatch
 from agentq.ports.runs import ServedAgent
 from agentq.services.decide import decide
 from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, new_run_id, request_from
+from agentq.services.ledger import read_ledger
 from agentq.services.purge import BATCH_RUNS, purge
 from agentq.services.replay import replay as replay_run
 from agentq.services.replay import replay_as_copy
@@ -148,6 +150,17 @@ class AgentQ:
                 after = events[-1].sequence
                 poll.hurry()
             poll.pause(status)
+
+    def ledger(self, run_id: str) -> Ledger:
+        """The run with its audit log and, for each step, every attempt at it: when, by whom, how it ended; and how many
+        deliveries of the step came to nothing.
+
+        The last is exact while Redis has its counts from the run's beginning on, else at least so many, or None: not
+        known. Raises NotFoundError.
+        """
+        return read_ledger(run_id, runs=self._wiring.runs, leases=self._wiring.glanced_leases, clock=self._wiring.clock)
+
+    # --- Changing runs ----------------------------------------------------------------------------------------------
 
     def cancel(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
         """Stop the run; a write that is in flight ends first. The status after: an ended run keeps its own.

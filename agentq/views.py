@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentq.domain.audit import AuditFinding
+from agentq.domain.ledger import Attempt, Ledger
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Event, Fence, Run, Step
 from agentq.domain.pauses import Parked, Pause
 from agentq.domain.replay import PlannedStep, ReplayPlan
@@ -72,6 +73,34 @@ def step_view(step: Step) -> dict[str, Any]:
         "due_at": time_text(step.due_at),
         "dispatched_at": time_text(step.dispatched_at),
         "finished_at": time_text(step.finished_at),
+    }
+
+
+def ledger_view(ledger: Ledger) -> dict[str, Any]:
+    """A run, its steps with their attempts, and its audit log."""
+    view = run_view(ledger.run)
+    for step, its in zip(view["steps"], ledger.steps, strict=True):
+        step["attempts"] = [_attempt_view(attempt) for attempt in its.attempts]
+        step["suppressed"] = its.suppressed.count if its.suppressed else None
+        step["suppressed_is_exact"] = its.suppressed is not None and its.suppressed.is_exact
+    return {**view, "events": [event_view(event) for event in ledger.events]}
+
+
+def _attempt_view(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "started_at": time_text(attempt.started_at),
+        "worker": attempt.worker,
+        "is_held": attempt.is_held,
+        "end": attempt.end.value if attempt.end else None,
+        "ended_at": time_text(attempt.ended_at),
+        "ended_by": attempt.ended_by,
+        "seconds": None if attempt.seconds is None else round(attempt.seconds, 3),
+        "told": dict(attempt.told),
+        "happenings": [
+            {"at": time_text(each.at), "what": each.what, "by": each.by, "told": dict(each.told)}
+            for each in attempt.happenings
+        ],
     }
 
 

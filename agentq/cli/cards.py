@@ -1,40 +1,21 @@
-"""A run and a dead letter as a person reads them: a card of facts, the steps, what happened, what can be done."""
+"""A dead letter as a person reads it: a card of facts, and what can be done."""
 
 import shlex
-import sys
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from agentq.cli.output import (
-    EFFECT_STYLES,
-    STATUS_STYLES,
     Cell,
-    Column,
     View,
     ago,
-    between,
     emit_card,
     emit_heading,
-    emit_table,
     emit_text,
     full,
     moment_cell,
     short,
 )
-from agentq.cli.watch import event_line, worker_text
+from agentq.cli.watch import worker_text
 from agentq.views import time_text
-
-
-def show_run(view: View, events: Sequence[View]) -> None:
-    """A run as a timeline: facts, steps, audit log."""
-    emit_card(Cell(f"run {view['id']}", STATUS_STYLES[view["status"]]), _run_facts(view))
-    if view["steps"]:
-        emit_heading("Steps")
-        emit_table(view["steps"], STEP_COLUMNS)
-    if events:
-        emit_heading("What happened")
-        for event in events:
-            emit_text(event_line(event, stream=sys.stdout))
 
 
 def show_dead_letter(view: View) -> None:
@@ -90,43 +71,6 @@ def _looked_at(view: View) -> str:
     return "--looked-at TIME " if view["pending_effect"]["settles_within_seconds"] is None else ""
 
 
-def _run_facts(view: View) -> list[tuple[str, Cell]]:
-    style = STATUS_STYLES[view["status"]]
-    lost = f"{view['events_lost']} audit events of reads could not be stored" if view["events_lost"] else ""
-    doubt = "two answers about one write don't agree: see below" if view["has_contradiction"] else ""
-    tokens = sum(step["input_tokens"] + step["output_tokens"] for step in view["steps"])
-    return [
-        ("status", Cell(f"{view['status']}{', cancel requested' if view['cancel_requested'] else ''}", style)),
-        ("CONTRADICTION", Cell(doubt, "bold red")),
-        ("agent", Cell(view["agent"] + (" (interactive)" if view["mode"] == "interactive" else ""))),
-        ("created", Cell(f"{moment_cell(view['created_at']).text} ({ago(view['created_at'])})")),
-        ("took", Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
-        ("copied from", Cell(_origin(view))),
-        ("key", Cell(view["idempotency_key"] or "")),
-        ("metadata", Cell(", ".join(f"{key}={value}" for key, value in (view["metadata"] or {}).items()))),
-        ("input", Cell(full(view["input"])[:2000])),
-        ("output", Cell(full(view["output"])[:2000], "green")),
-        ("error", Cell(view["error"] or "", "red")),
-        ("in doubt" if view["dead_letter"] else "in flight", _fence_cell(view)),
-        ("tokens", Cell(f"{tokens:,}" if tokens else "")),
-        ("lost", Cell(lost, "yellow")),
-    ]
-
-
-def _origin(view: View) -> str:
-    if view["copied_from"] is None:
-        return ""
-    last = view["copied_steps"]
-    return f"run {view['copied_from']}, the results of its steps 1 to {last}" if last else f"run {view['copied_from']}"
-
-
-def _fence_cell(view: View) -> Cell:
-    fence = view["pending_effect"]
-    if fence is None:
-        return Cell("")
-    return Cell(f"{fence['tool']} (step {fence['step']}), since {moment_cell(fence['stamped_at']).text}", "yellow")
-
-
 def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:
     letter, fence = view["dead_letter"], view["pending_effect"]
     step = next((step for step in view["steps"] if step["number"] == letter["step"]), None)
@@ -167,12 +111,6 @@ def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:
     return [*facts, ("input", Cell(full(view["input"])[:2000]))]
 
 
-def _step_text(step: View) -> Cell:
-    if step["tool"] is None:
-        return Cell("model turn", "bright_black")
-    return Cell(f"{step['tool']}({arguments_text(step['arguments'])})")
-
-
 def arguments_text(arguments: object) -> str:
     if isinstance(arguments, dict):
         return short(", ".join(f"{key}={short(value, 24)}" for key, value in arguments.items()), 60)
@@ -187,14 +125,3 @@ def result_text(step: View) -> Cell:
         calls = [call["function"]["name"] for call in result.get("tool_calls") or []]
         return Cell(short(f"asks for {', '.join(calls)}" if calls else result.get("content"), 60))
     return Cell(short(result, 60), "red" if step["is_error"] else "")
-
-
-STEP_COLUMNS = (
-    Column("#", lambda step: Cell(str(step["number"]))),
-    Column("STEP", _step_text, may_shrink=True),
-    Column("EFFECT", lambda step: Cell(step["effect"] or "", EFFECT_STYLES.get(step["effect"] or "", ""))),
-    Column("STATE", lambda step: Cell(step["state"], STATUS_STYLES.get(step["state"], ""))),
-    Column("ATTEMPT", lambda step: Cell(str(step["attempt"]), "yellow" if step["attempt"] > 1 else "")),
-    Column("TOOK", lambda step: Cell(between(step["dispatched_at"], step["finished_at"]))),
-    Column("RESULT", result_text, may_shrink=True),
-)

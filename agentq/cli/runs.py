@@ -4,7 +4,6 @@ import sys
 
 import click
 
-from agentq.cli.cards import show_run
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.filters import run_filters
 from agentq.cli.lazy import LazyCommand, LazyGroup
@@ -25,14 +24,15 @@ from agentq.cli.output import (
     suggest,
 )
 from agentq.cli.session import ask, change_each, connected, given_ids, ids_argument, yes_option
+from agentq.cli.timeline import show_run
 from agentq.cli.tools import say_parked
 from agentq.cli.watch import event_line
 from agentq.domain.pauses import parked_steps
-from agentq.views import event_view, parked_view, run_view
+from agentq.views import event_view, ledger_view, parked_view, run_view
 
 _COMMANDS = {
     "list": LazyCommand("agentq.cli.runs:list_runs", "Runs, newest first."),
-    "show": LazyCommand("agentq.cli.runs:show", "One run: its steps and what happened."),
+    "show": LazyCommand("agentq.cli.runs:show", "One run: its steps, every attempt at them, and what happened."),
     "events": LazyCommand("agentq.cli.runs:events", "A run's audit log, or what happens to it from now on."),
     "cancel": LazyCommand("agentq.cli.runs:cancel", "Stop runs; a write that is in flight ends first."),
 }
@@ -88,17 +88,23 @@ def list_runs(output: Format, **filters: object) -> None:
 @click.option("--events/--no-events", default=True, show_default=True, help="The audit log as well.")
 @output_options
 def show(ids: tuple[str, ...], keys: tuple[str, ...], events: bool, output: Format) -> None:
-    """One run: its steps and what happened."""
+    """One run: its steps, every attempt at them, and what happened."""
     if not ids and not keys:
         raise click.UsageError("name a run by its id, or by --idempotency-key")
     with connected() as client:
-        found = [client.get_by_key(key) for key in keys]
-        found += [client.get(identifier) for identifier in (given_ids(ids) if ids else [])]
-        for run in found:
+        wanted = [client.get_by_key(key).id for key in keys] + (given_ids(ids) if ids else [])
+        found = []
+        for ledger in [client.ledger(run_id) for run_id in wanted]:
+            run = ledger.run
+            found.append(run)
             waiting = [] if run.status.is_terminal else parked_steps(run, client.pauses())
-            view = {**run_view(run), "parked": [parked_view(each) for each in waiting]}
-            log = [event_view(event) for event in client.events(run.id)] if events and output is not Format.IDS else []
-            emit_one({**view, "events": log} if events else view, output, lambda: show_run(view, log))  # noqa: B023 - called at once
+            view = {**ledger_view(ledger), "parked": [parked_view(each) for each in waiting]}
+            log = view.pop("events")
+            emit_one(
+                {**view, "events": log} if events else view,
+                output,
+                lambda: show_run(view, log if events else []),  # noqa: B023 - called at once
+            )
             if output.is_for_people:
                 say_parked(view["parked"])
     if output.is_for_people:

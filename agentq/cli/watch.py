@@ -40,7 +40,7 @@ def event_line(event: View, *, stream: IO[Any]) -> str:
     told = "  ".join(f"{key}={short(value, 80)}" for key, value in event["data"].items())
     cells = (
         Cell(at, "bright_black"),
-        Cell(f"{event['kind']:<20}", _style_of(event["kind"])),
+        Cell(f"{event['kind']:<20}", event_style(event["kind"])),
         Cell(f"{where:<8}"),
         Cell(told),
         Cell(f"({worker_text(event['actor'])})", "bright_black"),
@@ -48,7 +48,7 @@ def event_line(event: View, *, stream: IO[Any]) -> str:
     return line_of(cells, stream=stream)
 
 
-def _style_of(kind: str) -> str:
+def event_style(kind: str) -> str:
     if kind in _BAD:
         return "red"
     if kind in _GOOD:
@@ -57,8 +57,11 @@ def _style_of(kind: str) -> str:
 
 
 def worker_text(owner: str) -> str:
-    """An owner is `host/boot/pid-start/delivery`; people look for a host and a pid. Other actors stay as they are."""
+    """An owner is `host/boot/pid-start/delivery`; people look for a host and a pid. Of a keeper's settlement that it is
+    one is enough. Other actors stay as they are."""
     parts = owner.split("/")
+    if len(parts) == 2 and parts[0] == "keeper":  # noqa: PLR2004 - `keeper/settlement`
+        return parts[0]
     return f"{parts[0]}, pid {parts[2].partition('-')[0]}" if len(parts) == 4 else owner  # noqa: PLR2004 - the four above
 
 

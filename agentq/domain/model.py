@@ -138,7 +138,8 @@ class Step:
     `attempt` is the number of the attempt that may run now; it is also the fencing token of everything the step does.
     `tries` and `crashes` count what was spent of the two budgets. `may_have_happened` stays on a keyed write that was
     requeued over its fence, until a result is recorded, and on a write that was given up as unknown. `ruling` is what
-    was decided about its unknown write, by whom and when.
+    was decided about its unknown write, by whom and when. `suppressed` is how many of its deliveries had come to
+    nothing when it was last settled or requeued; None: not known.
     """
 
     run_id: str
@@ -165,6 +166,7 @@ class Step:
     ruling: Decision | None = None
     ruled_by: str | None = None
     ruled_at: datetime | None = None
+    suppressed: int | None = None
 
     @property
     def ref(self) -> StepRef:
@@ -257,7 +259,8 @@ class DeadLetterGroup:
 class Run:
     """A run as people and programs see it.
 
-    `copied_from` is the run whose first `copied_steps` results it began with.
+    `copied_from` is the run whose first `copied_steps` results it began with. `age_seconds` ago it was enqueued, by the
+    database's clock when it was read; None in lists.
     """
 
     id: str
@@ -280,6 +283,7 @@ class Run:
     copied_steps: int = 0
     dead_letter: DeadLetter | None = None
     steps: tuple[Step, ...] = ()
+    age_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

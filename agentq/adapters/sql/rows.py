@@ -32,7 +32,9 @@ class Named(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-def run_from(row: Named, *, steps: Sequence[Step] = (), dead_letter: DeadLetter | None = None) -> Run:
+def run_from(
+    row: Named, *, steps: Sequence[Step] = (), dead_letter: DeadLetter | None = None, age_seconds: float | None = None
+) -> Run:
     """The run in a row of `runs`."""
     return Run(
         id=row["id"],
@@ -55,6 +57,7 @@ def run_from(row: Named, *, steps: Sequence[Step] = (), dead_letter: DeadLetter 
         copied_steps=row["copied_steps"],
         dead_letter=dead_letter,
         steps=tuple(steps),
+        age_seconds=age_seconds,
     )
 
 
@@ -108,6 +111,7 @@ def step_from(row: Named) -> Step:
         ruling=None if row["ruling"] is None else Decision(row["ruling"]),
         ruled_by=row["ruled_by"],
         ruled_at=row["ruled_at"],
+        suppressed=row["suppressed"],
     )
 
 
