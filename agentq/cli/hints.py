@@ -80,7 +80,7 @@ def say_paused(client: "AgentQ") -> None:
 
 def after_resume(client: "AgentQ") -> list[str]:
     """What is left; nothing: prove it."""
-    return ["agentq dead-letters list"] if client.count_dead_letters() else []
+    return ["agentq dead-letters list" if client.count_dead_letters() else "agentq audit verify"]
 
 
 def scope_options(tool: str | None, agent: str | None) -> str:

@@ -157,10 +157,11 @@ def test_one_operator_clears_an_outage_with_what_each_command_prints(system: Sys
     operator.next("dead-letters replay ", having="--did-not-happen", reason="not on the bank's list", consents=True)
     operator.next("tools resume send_payment")
 
-    assert len(operator.commands) <= COMMANDS_MAX
     eventually(lambda: has_none_active(system), what="every run ends", seconds=END_SECONDS)
     assert {run.status for run in system.client.runs(limit=RUNS + 1)} == {RunStatus.COMPLETED}
     assert Counter(order for _, order in payments_in(system.folder)) == Counter(orders.values())
     assert system.client.count_dead_letters() == 0
+    operator.next("audit verify")
+    assert len(operator.commands) <= COMMANDS_MAX
     said = answers(system) - said_before
     assert said["happened"] and said["did_not_happen"], said

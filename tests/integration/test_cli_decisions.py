@@ -41,8 +41,11 @@ class Agentq:
         self.out = self.err = ""
 
     def __call__(self, *arguments: str) -> int:
+        return self.run("dead-letters", *arguments)
+
+    def run(self, *arguments: str) -> int:
         self._capsys.readouterr()
-        code = run_command(["dead-letters", *arguments])
+        code = run_command([*arguments])
         self.out, self.err = self._capsys.readouterr()
         return code
 
@@ -277,3 +280,96 @@ class TestMany:
         monkeypatch.setattr(sys, "stdin", io.StringIO(agentq.out))
         assert agentq("discard", "-", "--yes") == ExitCode.DONE
         assert [stage.runs.run(run_id).dead_letter for run_id in run_ids] == [None, None]
+
+
+class TestByProbe:
+    def test_the_probe_is_asked_once_and_the_second_is_told_who_was_first(self, agentq: Agentq, stage: Stage) -> None:
+        """Nothing is in the list meanwhile, and nothing else can be decided."""
+        run_id = stage.unknown(PLAIN, has_probe=True)
+        by_probe = ("resolve", run_id, "--by-probe", "--yes")
+        assert agentq(*by_probe, "--actor", "ann", "--reason", "it is back") == ExitCode.DONE
+        assert "the probe of pay is being asked about step 2" in agentq.err
+        assert f"next: agentq runs events {run_id} --follow" in agentq.err
+        assert agentq("list", "-o", "ids") == ExitCode.DONE and agentq.out == ""
+        before = stage.runs.run(run_id)
+        assert before.status is RunStatus.RUNNING
+        for command in (by_probe, ("resolve", run_id, "--happened", "1", "--yes")):
+            assert agentq(*command) == ExitCode.REFUSED
+            assert "ann wanted it at" in agentq.err
+        assert stage.runs.run(run_id) == before
+
+    def test_what_no_probe_can_tell_is_refused_and_left(self, agentq: Agentq, stage: Stage) -> None:
+        """A tool without a probe, and a run that nobody knows."""
+        run_id = stage.unknown(PLAIN)
+        before = stage.runs.run(run_id)
+        assert agentq("resolve", run_id, "--by-probe", "--yes") == ExitCode.REFUSED
+        assert "had no probe" in agentq.err and len(agentq.err.splitlines()) == 1
+        assert agentq("resolve", "nowhere", "--by-probe", "--yes") == ExitCode.REFUSED
+        assert stage.runs.run(run_id) == before
+
+    def test_many_are_asked_about_and_those_without_a_probe_are_left(self, agentq: Agentq, stage: Stage) -> None:
+        """Rehearsed first, at a rate, with a result for each; then what is safe, and what is left."""
+        asked = sorted(stage.unknown(PLAIN, has_probe=True) for _ in range(3))
+        left, safe = stage.unknown(PLAIN), stage.failed(READ)
+        chosen = ("resolve", "--tool", "pay", "--by-probe")
+        assert agentq(*chosen, "--dry-run") == ExitCode.PARTLY_DONE
+        assert "3 would be asked about, 1 left:" in agentq.err
+        assert {stage.runs.status(run_id) for run_id in asked} == {RunStatus.FAILED}
+        assert agentq(*chosen, "--rate", "1000", "--yes") == ExitCode.PARTLY_DONE
+        assert agentq.next_commands == ["replay --tool look --outcome-known --rate 50", "list"]
+        assert {stage.runs.status(run_id) for run_id in asked} == {RunStatus.RUNNING}
+        assert {stage.runs.status(run_id) for run_id in (left, safe)} == {RunStatus.FAILED}
+        assert agentq(*chosen, "--yes", "-o", "jsonl") == ExitCode.REFUSED
+        assert [(line["id"], line["done"]) for line in agentq.lines] == [(left, False)]
+
+    @pytest.mark.parametrize("wrong", [("--happened", "1"), ("--did-not-happen",), ("--looked-at", "5m")])
+    def test_a_person_s_word_doesn_t_go_with_it(self, agentq: Agentq, wrong: tuple[str, ...]) -> None:
+        """Whose word would count?"""
+        assert agentq("resolve", "a", "--by-probe", *wrong, "--yes") == ExitCode.REFUSED
+
+    def test_plan_and_show_tell_of_it_where_there_is_a_probe(self, agentq: Agentq, stage: Stage) -> None:
+        """For one, or for all of its tool that are in doubt."""
+        run_id = stage.unknown(PLAIN, has_probe=True)
+        agentq("show", run_id)
+        assert f"agentq dead-letters resolve {run_id} --by-probe" in agentq.out
+        agentq("plan", run_id)
+        assert agentq.next_commands[0] == f"resolve {run_id} --by-probe"
+        without = stage.unknown(PLAIN)
+        agentq("plan", run_id)
+        assert agentq.next_commands[0] == "resolve --tool pay --by-probe --rate 50"
+        for command in ("plan", "show"):
+            agentq(command, without)
+            assert "--by-probe" not in agentq.out + agentq.err
+
+
+class TestNext:
+    def test_a_list_of_writes_in_doubt_leads_to_a_pause_and_on(self, agentq: Agentq, stage: Stage) -> None:
+        """No more of it, one looked at, all asked about; what was replayed waits for the pause, and says so."""
+        for _ in range(21):
+            newest = stage.unknown(PLAIN, has_probe=True)
+        agentq("list")
+        assert "next: agentq tools pause pay\n" in agentq.err
+        agentq.run("tools", "pause", "pay")
+        assert agentq.next_commands == [f"plan {newest}"]
+        agentq("list")
+        assert "tools pause" not in agentq.err
+        assert agentq("replay", newest, "--did-not-happen", "--yes") == ExitCode.DONE
+        assert "next: agentq tools resume pay\n" in agentq.err
+        agentq.run("tools", "resume", "pay")
+        assert agentq.next_commands == ["list"]
+
+    def test_a_few_writes_in_doubt_lead_to_one_decision(self, agentq: Agentq, stage: Stage) -> None:
+        """Named one by one: whoever decides has looked at each."""
+        older, newer = stage.unknown(PLAIN), stage.unknown(PLAIN)
+        stage.failed(READ)
+        agentq("list")
+        show, happened, did_not_happen = agentq.next_commands
+        assert show.startswith("show ")
+        assert happened == f"replay {newer} {older} --happened '{{...}}' --reason '...'"
+        assert did_not_happen == f"replay {newer} {older} --did-not-happen --reason '...'"
+
+    def test_when_nothing_is_left_the_log_is_to_prove_it(self, agentq: Agentq) -> None:
+        """The outage is over."""
+        agentq.run("tools", "pause", "pay", "--yes")
+        agentq.run("tools", "resume", "pay")
+        assert agentq.err.endswith("next: agentq audit verify\n")

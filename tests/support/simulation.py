@@ -395,7 +395,9 @@ class Simulation:
             deaths = tally.deaths[step["number"]]
             if step["crashes"] > deaths + tally.stalls:
                 yield f"step {step['number']} is charged {step['crashes']} crashes, {deaths} processes died"
-            if deaths > attempts_max:
+            # A probe that outlives its deadline ends its process too, as often as its budget says.
+            questions_max = (attempts_max + tally.asks) * LIMITS.probes_max if step["tool"] == "wire" else 0
+            if deaths > attempts_max + questions_max:
                 yield f"step {step['number']} was started again and again: {deaths} processes died of it"
         yield from self._false_dead_letters()
 
