@@ -258,3 +258,54 @@ def test_the_thread_lives_while_something_is_held(stage: Stage) -> None:
 
 def heartbeat_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "agentq-heartbeat"]
+
+
+class TestSuppressedDeliveries:
+    """What a holder knows of deliveries that came to nothing: the whole number, or that it isn't known."""
+
+    AGE = 30.0  # Of the run, as it is read under the lease.
+
+    @pytest.fixture
+    def counting(self, heart: Heart) -> Heart:
+        """Redis has counted since before the run began."""
+        heart.memory.survey([])
+        heart.clock.now += 2 * self.AGE
+        return heart
+
+    def test_it_hears_of_them_with_what_it_asks_anyway(self, counting: Heart) -> None:
+        """No call more for a number that is mostly nought."""
+        with counting.heartbeat.hold(counting.ref, "me") as lease:
+            assert lease is not None
+            assert lease.suppressed(run_age_seconds=self.AGE) == 0
+            counting.memory.acquire(counting.ref, "another", LEASE_SECONDS)
+            assert lease.suppressed(run_age_seconds=self.AGE) == 0, "nobody told it yet"
+            counting.beat()
+            assert lease.suppressed(run_age_seconds=self.AGE) == 1
+            counting.memory.acquire(counting.ref, "another", LEASE_SECONDS)
+            assert counting.heartbeat.extend(lease, 60)
+            assert lease.suppressed(run_age_seconds=self.AGE) == 2
+        assert counting.leases.script.calls == ["acquire", "renew", "renew", "release"]
+
+    def test_after_a_flush_it_is_not_known(self, counting: Heart) -> None:
+        """What came before is forgotten, however many come after; also when Redis is marked anew."""
+        with counting.heartbeat.hold(counting.ref, "me") as lease:
+            assert lease is not None
+            counting.memory.acquire(counting.ref, "another", LEASE_SECONDS)
+            counting.memory.flush()
+            counting.beat()
+            assert lease.suppressed(run_age_seconds=self.AGE) is None
+            counting.memory.survey([])
+            counting.beat()
+            assert lease.suppressed(run_age_seconds=self.AGE) is None
+        with counting.heartbeat.hold(counting.ref, "me") as lease:
+            assert lease is not None
+            assert lease.suppressed(run_age_seconds=self.AGE) is None, "neither for the next holder of that run"
+            assert lease.suppressed(run_age_seconds=1.0) == 0, "but for one that began later"
+
+    def test_one_with_nothing_to_do_is_counted_once(self, counting: Heart) -> None:
+        """Also when a beat that was under way gives the lease back a second time."""
+        with counting.heartbeat.hold(counting.ref, "me") as lease:
+            assert lease is not None
+            lease.comes_to_nothing = True
+        counting.heartbeat._beat(lease)
+        assert counting.memory.survey([counting.ref]).views[0].suppressed == 1

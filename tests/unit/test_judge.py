@@ -209,6 +209,28 @@ def test_a_dead_workers_step_is_requeued_and_woken(stage: Stage, grave: Grave) -
     assert grave.woken(run_id) == [replace(ref, attempt=2)]
 
 
+def test_the_requeue_of_a_dead_workers_step_says_who_died_and_keeps_the_count(stage: Stage, grave: Grave) -> None:
+    """The keeper is the last that can: the mark of the attempt goes with the next one."""
+    run_id = stage.asked(READ)
+    stage.change_run(run_id, created_at=datetime.now(UTC))
+    grave.clock.now += 60
+    ref = grave.die_over(run_id, owner=f"{PROCESS}1/x")
+    grave.leases.acquire(ref, "another", 1)
+    grave.reaper.reap()
+    [requeued] = [event for event in stage.runs.events(run_id) if event.kind == "step.requeued"]
+    assert (requeued.data["worker"], requeued.data["seconds"]) == (f"{PROCESS}1/x", 2.0)
+    assert stage.runs.run(run_id).steps[FIRST_CALL - 1].suppressed == 1
+
+
+def test_a_count_that_may_lack_something_is_not_kept(stage: Stage, grave: Grave) -> None:
+    """The run is older than what Redis remembers."""
+    run_id = stage.asked(READ)
+    stage.change_run(run_id, created_at=datetime.now(UTC) - timedelta(hours=1))
+    grave.leases.acquire(grave.die_over(run_id), "another", 1)
+    grave.reaper.reap()
+    assert stage.runs.run(run_id).steps[FIRST_CALL - 1].suppressed is None
+
+
 def test_a_lost_message_is_published_again_at_no_charge(stage: Stage, grave: Grave) -> None:
     """Losing one costs seconds."""
     run_id = stage.asked(READ)
