@@ -90,7 +90,7 @@ class Outage:
     def happen(self) -> dict[str, str]:
         """The order of each run, once every run has ended and the service is back."""
         system, folder = self.system, self.system.folder
-        first, *_ = system.workers("tools", "tools", "model")
+        first, second, *_ = system.workers("tools", "tools", "tools", "model")
         before = RUNS // 2
         orders = self._enqueue(range(before))
         eventually(lambda: len(payments_in(folder)) >= before // 4, what="it pays", seconds=END_SECONDS)
@@ -99,12 +99,10 @@ class Outage:
         self.service.wait()
         began = time.monotonic()
 
-        second = system.worker("tools")
         late = range(before, RUNS - WIRES)
         orders |= self._enqueue(late[: len(late) // 2])
         eventually(lambda: time.monotonic() > began + OUTAGE_SECONDS / 2, what="half of it", seconds=OUTAGE_SECONDS + 9)
         system.end(second)
-        system.worker("tools")
         orders |= self._enqueue(late[len(late) // 2 :])
         orders |= self._enqueue(range(RUNS - WIRES, RUNS), method="wire")
 
