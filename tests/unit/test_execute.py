@@ -512,6 +512,34 @@ class TestAWriteNeedsALeaseAndAPersistedRun:
         assert act.calls == 0
         assert ready.run(run_id).pending_effect is not None
 
+    @pytest.mark.parametrize("why", ["held", "over", "fenced"])
+    def test_each_such_delivery_is_counted(self, ready: Spine, act: Act, why: str) -> None:
+        """Who asks how often a message came gets the number, without a call or a commit for it."""
+        run_id = ready.asked("act")
+        ref = ready.ref(run_id)
+        match why:
+            case "held":
+                ready.leases.acquire(ref, "another", 15)
+            case "over":
+                ready.stage.runs.cancel(run_id, actor="ann", reason="no")
+            case "fenced":
+                stamp(ready, run_id)
+        ready.leases.script.calls.clear()
+        assert ready.executor.execute(ref) == NOTHING
+        assert ready.leases.script.calls == (["acquire"] if why == "held" else ["acquire", "release"])
+        assert ready.leases.view(ref).suppressed == 1
+
+    def test_what_was_counted_until_then_goes_with_the_settle(self, ready: Spine, act: Act) -> None:
+        """In its one transaction: the write's last word with Redis was the extension of its lease."""
+        ready.leases.survey([])
+        ready.clock.now += 1000
+        run_id = ready.asked("act")
+        ready.steps.script.before["fence"] = lambda: ready.leases.acquire(ready.ref(run_id), "another", 15)
+        ready.leases.script.calls.clear()
+        ready.execute(run_id)
+        assert ready.step(run_id).suppressed == 1
+        assert ready.leases.script.calls == ["acquire", "acquire", "renew", "release"], "the second is the duplicate's"
+
     def test_a_lease_that_was_lost_before_the_call(self, ready: Spine, act: Act) -> None:
         """The fence is taken back: it costs nothing, and nobody need ask what happened."""
         run_id = ready.asked("act")
