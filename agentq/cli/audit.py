@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from agentq.services.verify import Checked
 
 _COMMANDS = {
-    "verify": LazyCommand(
-        "agentq.cli.audit:verify", "Prove that each write has a fence and an end, and nothing is missing."
-    ),
+    "verify": LazyCommand("agentq.cli.audit:verify", "Prove that writes have an end, and nothing is missing."),
     "export": LazyCommand("agentq.cli.audit:export", "The log of a time as JSON lines."),
 }
 

@@ -24,6 +24,8 @@ ENDS_OF_WRITES = (
     "write.resolved",
     "write.given_up",
 )
+# What ends the write that is under way, unless it leaves it unknown: its step stopped with it.
+STOPS = ("run.cancelled", "run.failed", "run.dead_lettered")
 # What records a step's result.
 RECORDS = ("step.settled", "outcome.late", "write.resolved")
 ENDS_OF_RUNS = {
@@ -213,7 +215,7 @@ def _in_writes(run: AuditedRun, told: Sequence[_Told]) -> _Found:
         if fence is not None and fence not in stamped:
             yield Break.UNANNOUNCED_WRITE, f"event {event.sequence} ({event.kind}) names a fence that was never stamped"
         is_its_end = event.kind in ENDS_OF_WRITES and standing is not None and fence == standing.says("fence")
-        if is_its_end or (event.ends_run and not event.says("outcome_unknown")):
+        if is_its_end or (event.kind in STOPS and not event.says("outcome_unknown")):
             standing = None
     if run.fence_id is not None and run.fence_id not in stamped:
         yield Break.UNTOLD_FENCE, "a fence stands that was never stamped in the log"

@@ -1,6 +1,6 @@
-"""An audit log that refuses events, as when its disk is full."""
+"""An audit log that refuses events, as when its disk is full, and one that its owner tampers with."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agentq.adapters.sql.engine import Database
@@ -30,6 +30,24 @@ def refusing(database: Database, *kinds: str) -> Iterator[None]:
         yield
     finally:
         _execute(database, drop)
+
+
+@contextmanager
+def tampering(database: Database) -> Iterator[Callable[[str], None]]:
+    """As whoever owns the database can: what refuses is away while statements are executed, and back afterwards."""
+    if database.is_postgresql:
+        switch = "ALTER TABLE events {0} TRIGGER USER; ALTER TABLE seals {0} TRIGGER USER"
+        _execute(database, switch.format("DISABLE"))
+        yield lambda statement: _execute(database, statement)
+        _execute(database, switch.format("ENABLE"))
+        return
+    with database.reading() as connection:
+        made = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").all()
+    for trigger in made:
+        _execute(database, f"DROP TRIGGER {trigger.name}")
+    yield lambda statement: _execute(database, statement)
+    for trigger in made:
+        _execute(database, trigger.sql)
 
 
 def _execute(database: Database, statement: str) -> None:

@@ -62,8 +62,10 @@ _seal_entries = select(
 class SqlAuditStore:
     """`AuditStore` on PostgreSQL and SQLite."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, page_runs: int = PAGE_RUNS, page_events: int = PAGE_EVENTS) -> None:
+        """A page has at most so many runs, and events, whichever comes first."""
         self._database = database
+        self._page_runs, self._page_events = page_runs, page_events
 
     def pages(self, scope: AuditScope) -> Iterator[AuditPage]:
         if scope.run_ids:
@@ -93,17 +95,19 @@ class SqlAuditStore:
     def _pages_of(self, run_ids: Sequence[str]) -> Iterator[AuditPage]:
         wanted = list(dict.fromkeys(run_ids))
         with self._database.reading() as connection:
-            for some in _parts(wanted, PAGE_RUNS):
+            for some in _parts(wanted, self._page_runs):
                 known = set(connection.execute(select(runs.c.id).where(runs.c.id.in_(some))).scalars())
                 unknown = [run_id for run_id in some if run_id not in known]
                 if unknown:
                     raise NotFoundError(f"there is no run {unknown[0]!r}")
         while wanted:
             with self._database.snapshot() as connection:
-                rows = connection.execute(_runs.where(runs.c.id.in_(wanted[:PAGE_RUNS])).order_by(runs.c.id)).all()
-                chosen = _few(rows)
+                rows = connection.execute(
+                    _runs.where(runs.c.id.in_(wanted[: self._page_runs])).order_by(runs.c.id)
+                ).all()
+                chosen = self._few(rows)
                 page = AuditPage(runs=_audited(connection, chosen))
-            found, asked = {row.id for row in rows}, set(wanted[:PAGE_RUNS])
+            found, asked = {row.id for row in rows}, set(wanted[: self._page_runs])
             done = {row.id for row in chosen} | (asked - found)  # One may have been purged meanwhile.
             wanted = [run_id for run_id in wanted if run_id not in done]
             yield page
@@ -111,14 +115,14 @@ class SqlAuditStore:
     def _pages_in_time(self, scope: AuditScope) -> Iterator[AuditPage]:
         place = tuple_(runs.c.created_at, runs.c.id)
         following = _runs.where(*_in_time(runs.c.created_at, scope.since, scope.until))
-        following = following.order_by(runs.c.created_at, runs.c.id).limit(PAGE_RUNS)
+        following = following.order_by(runs.c.created_at, runs.c.id).limit(self._page_runs)
         after: Row[Any] | None = None
         while True:
             asked = following
             if after is not None:
                 asked = following.where(place > tuple_(literal(after.created_at, runs.c.created_at.type), after.id))
             with self._database.snapshot() as connection:
-                chosen = _few(connection.execute(asked).all())
+                chosen = self._few(connection.execute(asked).all())
                 page = AuditPage(runs=_audited(connection, chosen))
             if not chosen:
                 return
@@ -127,11 +131,11 @@ class SqlAuditStore:
 
     def _pages_of_all(self) -> Iterator[AuditPage]:
         """By id, so that whatever stands between two runs' ids in the log belongs to neither."""
-        following = _runs.order_by(runs.c.id).limit(PAGE_RUNS)
+        following = _runs.order_by(runs.c.id).limit(self._page_runs)
         after = DEPLOYMENT
         while True:
             with self._database.snapshot() as connection:
-                chosen = _few(connection.execute(following.where(runs.c.id > after)).all())
+                chosen = self._few(connection.execute(following.where(runs.c.id > after)).all())
                 last = chosen[-1].id if chosen else None
                 page = AuditPage(
                     runs=_audited(connection, chosen),
@@ -142,16 +146,15 @@ class SqlAuditStore:
                 return
             after = last
 
-
-def _few(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-    """As many of the first as make a page."""
-    count = events_count = 0
-    for row in rows:
-        events_count += row.events_count
-        if count and events_count > PAGE_EVENTS:
-            break
-        count += 1
-    return rows[:count]
+    def _few(self, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+        """As many of the first as make a page."""
+        count = events_count = 0
+        for row in rows:
+            events_count += row.events_count
+            if count and events_count > self._page_events:
+                break
+            count += 1
+        return rows[:count]
 
 
 def _audited(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[AuditedRun, ...]:
