@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.ports.deciding import DecisionStore, PauseStore
     from agentq.ports.dispatch import Dispatcher
     from agentq.ports.keeping import KeeperStore
+    from agentq.ports.notifying import Channel
     from agentq.ports.purging import PurgeStore
     from agentq.ports.runs import RunStore
     from agentq.ports.steps import StepStore
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # Each part is imported where it is made, so that listing run
     from agentq.services.heartbeat import Heartbeat
     from agentq.services.interact import Interaction
     from agentq.services.keep import Keeper
+    from agentq.services.notify import Notifier
 
 
 class Wiring:
@@ -287,6 +289,30 @@ class Wiring:
                 dispatcher=self.dispatcher,
                 clock=self.clock,
             ),
+            notifier=self._notifier(),
+        )
+
+    def _notifier(self) -> "Notifier | None":
+        """None: nobody is to be told, and nobody looks for what there were to tell."""
+        channels: list[Channel] = []
+        if self.settings.notify_task:
+            from agentq.adapters.notify_task import NotifyTask
+
+            task, queue = self.settings.notify_task, self.settings.notify_queue
+            channels.append(NotifyTask(self.app, self.settings.effective_broker_url, task=task, queue=queue))
+        if self.settings.notify_argv:
+            from agentq.adapters.notify_command import NotifyCommand
+
+            channels.append(NotifyCommand(self.settings.notify_argv, timeout_seconds=self.settings.notify_seconds))
+        if not channels:
+            return None
+        from agentq.adapters.sql.notifying import SqlNotificationStore
+        from agentq.services.notify import Notifier
+
+        return Notifier(
+            store=SqlNotificationStore(self.database),
+            channels=channels,
+            elapsed_seconds=self.clock.elapsed_seconds,
         )
 
     def _executor(self, dispatcher: "Dispatcher | None") -> "StepExecutor":

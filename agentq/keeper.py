@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from agentq.bootstrap import Wiring
+from agentq.checks.finding import warnings
+from agentq.checks.notifications import judge_notifications
 from agentq.config.settings import Settings, load_settings
 from agentq.domain.errors import AgentqError, LeasesUnavailableError
 
+logger = logging.getLogger("agentq.keeper")  # Also when it is run as a module.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -24,6 +27,8 @@ def keep(settings: Settings, serves: Mapping[str, int]) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    for finding in warnings(judge_notifications(settings)):
+        logger.warning("%s: %s", finding.subject, finding.line)
     with Wiring(settings) as wiring:
         wiring.check_schema()
         with suppress(LeasesUnavailableError):  # It is waited for, and marked by the first worker.

@@ -1,6 +1,7 @@
 """Every setting of agentq: read from the environment, typed, checked, each with the reason for its default."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -107,6 +108,20 @@ class Settings:
     openai_base_url: str = ""
     """Another endpoint that speaks the Chat Completions API. Empty: the SDK's own default."""
 
+    notify_task: str = ""
+    """A Celery task of yours that is sent when dead letters have come; its one argument says which. Empty: none, since
+    nothing leaves the deployment unasked."""
+
+    notify_queue: str = "celery"
+    """Where that task is sent: Celery's own default, which a worker of yours serves if nothing else was said to it."""
+
+    notify_command: str = ""
+    """A command that is run when dead letters have come, split as a shell would, run without one, with JSON on its
+    standard input. Empty: none."""
+
+    notify_seconds: float = 30.0
+    """How long that command may take: long enough to reach a slow web hook, short enough that the next isn't late."""
+
     flower_address: str = "127.0.0.1"
     """Where Flower listens: not beyond this machine unless credentials are set."""
 
@@ -129,6 +144,11 @@ class Settings:
     @property
     def effective_lease_url(self) -> str:
         return self.lease_url or self.effective_broker_url
+
+    @property
+    def notify_argv(self) -> tuple[str, ...]:
+        """The words of the command that tells of dead letters."""
+        return tuple(shlex.split(self.notify_command))
 
     def queue(self, name: str) -> str:
         """The queue of that name (`model`, `tools`, `isolated`, `control`)."""
@@ -196,9 +216,27 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, field.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < float("inf"):
             raise ConfigurationError(f"{PREFIX}{field.name.upper()} is {value!r}; it must be greater than 0")
+    _check_notifications(settings)
     _check_scheme("DATABASE_URL", settings.effective_database_url, DATABASE_SCHEMES)
     _check_scheme("BROKER_URL", settings.effective_broker_url, BROKER_SCHEMES)
     _check_scheme("LEASE_URL", settings.effective_lease_url, BROKER_SCHEMES)
+
+
+def _check_notifications(settings: Settings) -> None:
+    task, queue = settings.notify_task, settings.notify_queue
+    if task and task.split() != [task]:
+        raise ConfigurationError(f"{PREFIX}NOTIFY_TASK is {task!r}; it takes the name of a Celery task")
+    if queue.split() != [queue]:
+        raise ConfigurationError(f"{PREFIX}NOTIFY_QUEUE is {queue!r}; it takes the name of a queue")
+    if not settings.notify_command:
+        return
+    try:
+        argv = settings.notify_argv
+    except ValueError as error:
+        # Not the command itself: it may hold the address of a web hook.
+        raise ConfigurationError(f"{PREFIX}NOTIFY_COMMAND can't be split into words: {error}") from None
+    if not argv or not argv[0]:
+        raise ConfigurationError(f"{PREFIX}NOTIFY_COMMAND names no program")
 
 
 def _check_scheme(name: str, url: str, schemes: tuple[str, ...]) -> None:

@@ -72,24 +72,7 @@ class CeleryDispatcher:
         """Queue and message."""
         queue = self._queue(wakeup)
         task = self._task(wakeup)
-        properties: dict[str, Any] = {
-            **task.properties,
-            "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": queue},
-            "priority": 0,
-            "body_encoding": "base64",
-            "delivery_tag": uuid(),
-        }
-        published = {"sender": TASK, "body": task.body, "exchange": "", "routing_key": queue, "headers": task.headers}
-        signals.before_task_publish.send(**published, properties=properties, declare=[], retry_policy={})
-        message = {
-            "body": b64encode(dumps(task.body).encode()).decode(),
-            "content-encoding": "utf-8",
-            "content-type": "application/json",
-            "headers": task.headers,
-            "properties": properties,
-        }
-        return queue, dumps(message)
+        return queue, as_message(task, TASK, queue)
 
     def _task(self, wakeup: Wakeup) -> Any:
         ref, is_call = wakeup.ref, wakeup.kind is StepKind.TOOL
@@ -110,6 +93,28 @@ class CeleryDispatcher:
         if wakeup.is_isolated:
             return self._isolated
         return self._tools if wakeup.kind is StepKind.TOOL else self._model
+
+
+def as_message(task: Any, name: str, queue: str) -> str:
+    """A task of that name, made by `as_task_v2`, as it lies in that queue."""
+    properties: dict[str, Any] = {
+        **task.properties,
+        "delivery_mode": 2,
+        "delivery_info": {"exchange": "", "routing_key": queue},
+        "priority": 0,
+        "body_encoding": "base64",
+        "delivery_tag": uuid(),
+    }
+    published = {"sender": name, "body": task.body, "exchange": "", "routing_key": queue, "headers": task.headers}
+    signals.before_task_publish.send(**published, properties=properties, declare=[], retry_policy={})
+    message = {
+        "body": b64encode(dumps(task.body).encode()).decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": task.headers,
+        "properties": properties,
+    }
+    return str(dumps(message))
 
 
 def _unavailable(error: Exception) -> BrokerUnavailableError:

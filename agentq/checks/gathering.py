@@ -11,6 +11,7 @@ from agentq.adapters.worker_facts import WorkerFacts, ask_workers
 from agentq.bootstrap import Wiring
 from agentq.checks.deployment import Waiting, judge_agents, judge_dead_letters, judge_keeper, judge_queues
 from agentq.checks.finding import Finding, error, note, ok
+from agentq.checks.notifications import judge_notifications
 from agentq.checks.servers import look_at_database, look_at_mark, look_at_outcomes, look_at_redis
 from agentq.checks.settings import judge_agents_module, judge_flower, judge_settings, tool_deadlines
 from agentq.checks.worker import judge_worker
@@ -44,6 +45,7 @@ def look_at_everything(wiring: Wiring, environ: Mapping[str, str]) -> list[Findi
         _which_are_set(wiring, environ),
         *judge_settings(wiring.settings, sight.tool_deadlines),
         judge_flower(wiring.settings, environ),
+        *judge_notifications(wiring.settings),
         *of_agents,
         *database.findings(gives_up_at),
         *redis.findings(gives_up_at),

@@ -87,5 +87,9 @@ class BrokerUnavailableError(AgentqError):
     """The broker could not be reached: nothing is lost, what was to be published is published later."""
 
 
+class NotToldError(AgentqError):
+    """Whoever was to be told of dead letters was not: they are told of later."""
+
+
 class WaitTimeoutError(AgentqError):
     """The run had not ended when the time to wait for it was over; it goes on."""

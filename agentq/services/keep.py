@@ -11,6 +11,7 @@ from agentq.ports.leases import Nudges
 from agentq.ports.runs import RunStore
 from agentq.services.dispatch import dispatch
 from agentq.services.heal import Healer
+from agentq.services.notify import Notifier
 from agentq.services.reap import Reaper
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,10 @@ class Keeper:
         elapsed_seconds: Callable[[], float],
         serves: Mapping[str, int],
         healer: Healer | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         """`serves`: the agents of the worker that this keeper runs beside, with the largest input of each. `healer`:
-        of the outcomes that this machine kept."""
+        of the outcomes that this machine kept. `notifier`: None where nobody is to be told of dead letters."""
         self._reaper = reaper
         self._keeping = keeping
         self._runs = runs
@@ -50,6 +52,7 @@ class Keeper:
         self._elapsed_seconds = elapsed_seconds
         self._serves = serves
         self._healer = healer
+        self._notifier = notifier
         self._seen_at: float | None = None
 
     def keep(self, stop: threading.Event) -> None:
@@ -72,6 +75,8 @@ class Keeper:
         if not self._nudges.lead(self._owner, self._interval_seconds * LEADER_LEASES):
             stop.wait(self._interval_seconds)
             return
+        if self._notifier is not None:
+            self._notifier.notify()
         self._reaper.bury(self._nudges.wait(self._interval_seconds))
         dispatch(self._keeping, self._runs, self._dispatcher, backlog_max=self._backlog_max)
         self._reaper.reap()

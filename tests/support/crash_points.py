@@ -47,6 +47,8 @@ OTHER_PORTS = {
     "AuditStore": "it only reads, for people",
     "PauseStore": "people's decisions about what is not to be called for now",
     "PurgeStore": "it takes runs that are over; its own tests kill it at each statement",
+    "NotificationStore": "who is told of a dead letter changes no run; a keeper that dies in between tells again",
+    "Channel": "it leads out of the deployment",
     "Nudges": "hints that the keeper can do without",
     "ModelClient": "asked through Models, which is a point",
     "Clock": "it can't be away",

@@ -19,6 +19,7 @@ from agentq.adapters.worker_facts import WorkerFacts, as_message, facts_from
 from agentq.checks.database import judge_database
 from agentq.checks.deployment import Waiting, judge_agents, judge_dead_letters, judge_keeper, judge_queues
 from agentq.checks.finding import Finding, Level, refusals, warnings
+from agentq.checks.notifications import judge_notifications
 from agentq.checks.outcomes import judge_outcomes
 from agentq.checks.redis import judge_redis
 from agentq.checks.settings import judge_flower, judge_settings
@@ -432,3 +433,23 @@ class TestFilesystem:
         assert filesystem_in(mounts, Path("/Volumes/our files/shop")) == "smbfs"
         assert filesystem_in(mounts, Path("/Applications")) == "apfs"
         assert filesystem_in([], Path("/")) is None
+
+
+class TestNotifications:
+    @pytest.mark.parametrize(
+        ("changes", "levels", "says"),
+        [
+            ({}, [], ""),
+            ({"notify_task": "ops.page"}, ["ok"], "task ops.page in queue celery"),
+            ({"notify_command": "page ann"}, ["ok"], "by page"),
+            ({"notify_command": "paeg ann"}, ["warning"], "no program 'paeg' here"),
+            ({"notify_task": "ops.page", "notify_command": "paeg ann"}, ["ok", "warning"], "no program 'paeg' here"),
+        ],
+    )
+    def test_a_program_that_is_not_there_is_said(self, changes: dict[str, Any], levels: list[str], says: str) -> None:
+        """Before the night in which it was to wake somebody; a keeper keeps all the same."""
+        programs = {"page": "/bin/page"}
+        findings = list(judge_notifications(replace(SETTINGS, **changes), which=programs.get))
+        assert [finding.level.value for finding in findings] == levels
+        assert says in (findings[-1].line if findings else "")
+        assert refusals(findings) == []

@@ -45,6 +45,8 @@ def test_an_embedded_valkey_may_listen_elsewhere(tmp_path: Path) -> None:
         ("DATABASE_URL", "postgresql+psycopg://db/agentq", "postgresql+psycopg://db/agentq"),
         ("BROKER_URL", "valkey://broker:6379/0", "valkey://broker:6379/0"),
         ("LEASE_URL", "rediss://leases", "rediss://leases"),
+        ("NOTIFY_TASK", "ops.page", "ops.page"),
+        ("NOTIFY_COMMAND", "page --to 'ann b'", "page --to 'ann b'"),
     ],
 )
 def test_a_variable_is_read_as_what_it_is(variable: str, text: str, value: object) -> None:
@@ -69,6 +71,13 @@ def test_a_variable_is_read_as_what_it_is(variable: str, text: str, value: objec
         ("BROKER_URL", "amqp://rabbit", "AGENTQ_BROKER_URL begins with 'amqp:'; supported are redis://, "),
         ("BROKER_URL", "localhost:6379", "AGENTQ_BROKER_URL begins with 'localhost:'; supported are redis://, "),
         ("BROKER_URL", "somewhere", "AGENTQ_BROKER_URL begins with "),
+        ("NOTIFY_TASK", " ", "AGENTQ_NOTIFY_TASK is ' '; it takes the name of a Celery task"),
+        ("NOTIFY_TASK", "two words", "AGENTQ_NOTIFY_TASK is 'two words'; it takes the name of a Celery task"),
+        ("NOTIFY_QUEUE", "", "AGENTQ_NOTIFY_QUEUE is ''; it takes the name of a queue"),
+        ("NOTIFY_COMMAND", "page 'ann", "AGENTQ_NOTIFY_COMMAND can't be split into words: No closing quotation"),
+        ("NOTIFY_COMMAND", " ", "AGENTQ_NOTIFY_COMMAND names no program"),
+        ("NOTIFY_COMMAND", "'' ann", "AGENTQ_NOTIFY_COMMAND names no program"),
+        ("NOTIFY_SECONDS", "0", "AGENTQ_NOTIFY_SECONDS is 0.0; it must be greater than 0"),
         ("LEASE_URL", "memcached://x", "AGENTQ_LEASE_URL begins with 'memcached:'; supported are redis://, "),
     ],
 )
@@ -111,6 +120,12 @@ def test_every_default_is_one_that_the_environment_could_give(name: str) -> None
     default = getattr(Settings(), name)
     text = ",".join(default) if isinstance(default, tuple) else str(default)
     assert getattr(load(**{name.upper(): text}), name) == default
+
+
+def test_a_command_is_split_as_a_shell_would() -> None:
+    """And is run without one: what is in it is no program of its own."""
+    assert load(NOTIFY_COMMAND="page --to 'ann b' $(id)").notify_argv == ("page", "--to", "ann b", "$(id)")
+    assert load().notify_argv == ()
 
 
 def test_queues_and_keys_carry_the_prefix() -> None:

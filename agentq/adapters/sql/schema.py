@@ -272,6 +272,7 @@ dead_letters = Table(
     Column("closed_at", UtcDateTime),  # Null: open.
     Column("closed_by", Text),
     Column("closed_as", Text),
+    Column("notified_at", UtcDateTime),  # When somebody was told of it; stays null where nobody is to be.
 )
 Index(
     "dead_letters_open_run_id",  # A run has at most one that is open.
@@ -287,6 +288,14 @@ Index(
     sqlite_where=dead_letters.c.closed_at.is_(None),
 )
 Index("dead_letters_run_id", dead_letters.c.run_id)
+UNTOLD = text("closed_at IS NULL AND notified_at IS NULL")
+Index(
+    "dead_letters_untold",
+    dead_letters.c.created_at,
+    dead_letters.c.id,
+    postgresql_where=UNTOLD,
+    sqlite_where=UNTOLD,
+)
 
 pauses = Table(
     "pauses",

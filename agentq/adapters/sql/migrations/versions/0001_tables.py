@@ -199,6 +199,7 @@ def upgrade() -> None:
         sa.Column("closed_at", UtcDateTime()),
         sa.Column("closed_by", sa.Text()),
         sa.Column("closed_as", sa.Text()),
+        sa.Column("notified_at", UtcDateTime()),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("dead_letters_run_id_fkey")),
         sa.PrimaryKeyConstraint("id", name=op.f("dead_letters_pkey")),
     )
@@ -218,6 +219,13 @@ def upgrade() -> None:
         sqlite_where=sa.text("closed_at IS NULL"),
     )
     op.create_index("dead_letters_run_id", "dead_letters", ["run_id"])
+    op.create_index(
+        "dead_letters_untold",
+        "dead_letters",
+        ["created_at", "id"],
+        postgresql_where=sa.text("closed_at IS NULL AND notified_at IS NULL"),
+        sqlite_where=sa.text("closed_at IS NULL AND notified_at IS NULL"),
+    )
     deployment = sa.table(
         "deployment",
         *(sa.column(name) for name in ("id", "version", "oldest_code_version")),
