@@ -1,17 +1,22 @@
 """Runs that another service starts by the task's name alone, while the database or the broker's connections fail."""
 
+import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery
 
+from agentq.domain.errors import NotFoundError
 from agentq.domain.model import Run, RunStatus
 from tests.support.databases import fresh_postgresql
 from tests.support.proxy import PostgresProxy
 from tests.support.system import AGENT, System, call
 from tests.support.waiting import eventually
+
+TRIES = 6  # A worker that is stopped just between two waits pops nothing.
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,37 @@ def test_the_same_key_for_something_else_is_refused(system: System, service: Ser
     [refused] = [run for run in system.client.runs(status=["failed"]) if "ticket-2" in (run.error or "")]
     assert refused.idempotency_key is None
     assert (len(system.receiver.requests("first wish")), system.receiver.requests("second wish")) == (1, [])
+
+
+def test_a_message_that_dies_with_a_stopped_worker_is_lost_and_can_be_sent_again(
+    system: System, service: Service
+) -> None:
+    """What the broker may do to any message, and the README says: nothing is half there, and the key makes a second
+    one safe."""
+    worker = system.processes[-1]  # The one that answers such messages.
+    for number in range(TRIES):
+        name, task_id = f"lost {number}", uuid.uuid4().hex
+        eventually(lambda: system.broker.waiting_workers() >= 2, what="both workers wait for a message")
+        worker.kill(signal.SIGSTOP)
+        service.send(name, task_id=task_id, idempotency_key=task_id)
+        is_lost = system.is_drained()
+        worker.kill()
+        worker.wait()
+        worker.start()
+        if is_lost:
+            with pytest.raises(NotFoundError):
+                system.client.get_by_key(task_id)
+            service.send(name, task_id=uuid.uuid4().hex, idempotency_key=task_id)
+        eventually(lambda: is_stored(system, task_id), what="the run is in SQL")  # noqa: B023 - called here and now
+        assert service.run_of(task_id).status is RunStatus.COMPLETED
+        assert len(system.receiver.requests(name)) == 1
+        if is_lost:
+            return
+        worker.wait_ready()
+    pytest.fail("no message was popped by a stopped worker")
+
+
+def is_stored(system: System, key: str) -> bool:
+    with suppress(NotFoundError):
+        return system.client.get_by_key(key).idempotency_key == key
+    return False
