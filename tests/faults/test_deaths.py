@@ -158,16 +158,21 @@ class TestWholeWorker:
     @pytest.mark.usefixtures("model_worker")
     def test_one_that_is_told_to_stop_ends_what_runs_and_gives_the_rest_back(self, system: System) -> None:
         """A deploy must neither cut a write short nor lose what waits."""
-        runs = 20
+        runs = 40  # Of five steps.
         worker = system.worker("tools")
         names = [f"{tool} before {number}" for number in range(runs) for tool in ("look", "put", "pay")]
         run_ids = [
             system.enqueue([call(tool, f"{tool} before {number}") for tool in ("look", "put", "pay")])
             for number in range(runs)
         ]
-        eventually(lambda: sum(map(len, map(system.receiver.requests, names))) > runs, what="it is in the midst")
-        worker.kill(signal.SIGTERM)
+        in_hand = f"pay before {runs // 4}"
+        with system.receiver.holding(in_hand):
+            system.receiver.wait_for(in_hand)
+            worker.kill(signal.SIGTERM)
+            worker.wait_for_log("Warm shutdown")
         assert worker.wait(seconds=system.settings.operation_deadline_seconds + SLACK_SECONDS) == 0
+        assert system.events(run_ids[runs // 4], "fence.stamped")[-1].number == 4
+        assert system.step(run_ids[runs // 4], 4).state is StepState.COMPLETED, "the open write didn't end"
         done = sum(map(len, map(system.receiver.requests, names)))
         assert done < len(names), "there was nothing left to give back"
 

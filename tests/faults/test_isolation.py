@@ -9,7 +9,7 @@ from tests.support.databases import fresh_postgresql
 from tests.support.poison_agents import POISON
 from tests.support.system import AGENT, System
 
-INNOCENTS = 24
+INNOCENTS = 99
 
 
 @pytest.fixture(scope="module")

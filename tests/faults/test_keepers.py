@@ -12,7 +12,7 @@ from sqlalchemy import update
 from agentq.adapters.sql.engine import now_plus
 from agentq.adapters.sql.schema import steps
 from agentq.domain.model import Fence, RunMode, RunStatus, StepState
-from tests.support.databases import fresh_postgresql
+from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.processes import LoggedProcess
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 from tests.support.system import System, call
@@ -24,15 +24,20 @@ BACKLOG_MAX = 20
 SLACK_SECONDS = 2.0  # For a busy machine.
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+for_any_database = pytest.mark.parametrize("deployment", ["sqlite", "postgresql"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=["postgresql"])
+def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A short backlog, so that it is reached."""
     folder = tmp_path_factory.mktemp("deployment")
-    with fresh_postgresql() as url, System(folder, url, backlog_max=BACKLOG_MAX) as system:
+    database = fresh_postgresql() if request.param == "postgresql" else fresh_sqlite(folder)
+    with database as url, System(folder, url, backlog_max=BACKLOG_MAX) as system:
         system.keeper()
         yield system
 
 
+@for_any_database
 class TestTwoReapers:
     @pytest.fixture
     def late_reaper(self, system: System) -> Iterator[LoggedProcess]:
@@ -84,6 +89,7 @@ def is_stopped(process: LoggedProcess) -> bool:
     return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
 
 
+@for_any_database
 class TestOrphans:
     def test_runs_that_nobody_knows_of_reach_their_end(self, system: System) -> None:
         """Whatever state they were left in by whoever left them, a keeper and workers are enough."""

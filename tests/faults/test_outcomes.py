@@ -15,7 +15,7 @@ from tests.support.system import System, call
 from tests.support.waiting import eventually
 
 RESULT_BYTES_MAX = 6_000_000
-LARGE_BYTES, TOO_LARGE_BYTES = 5_000_000, 7_000_000
+LARGE_BYTES, TOO_LARGE_BYTES = 5_000_000, 100_000_000
 
 pytestmark = [
     pytest.mark.parametrize("deployment", ["sqlite", "postgresql"], indirect=True, scope="module"),

@@ -10,7 +10,8 @@ from tests.support.system import System, call
 from tests.support.waiting import eventually
 
 ENQUEUE_SECONDS = 5.0
-BACK_SECONDS = 15.0  # Workers are connected again within ten seconds; then a run takes its time.
+CONNECTED_SECONDS = 10.0  # Of the server's return: workers take up messages again.
+BACK_SECONDS = 15.0  # Then a run takes its time.
 
 
 @pytest.mark.usefixtures("workers")
@@ -47,18 +48,26 @@ class TestFlushed:
 class TestRestarted:
     def test_all_runs_finish_when_it_forgets_everything(self, system: System) -> None:
         """What was queued, what was running, the leases: SQL knows all of it."""
-        names = {"turn": "running turn", "look": "running look", "pay": "running pay"}
-        with system.receiver.holding(*names.values()):
-            running = [system.enqueue([call(kind, names[kind])]) for kind in ("look", "pay")]
-            running.append(system.enqueue(asks=[names["turn"]]))
-            for name in names.values():
-                system.receiver.wait_for(name)
+        system.worker("model")  # Slots for eight turns and two calls.
+        tools = ("look", "pay")
+        turns = [f"running turn {number}" for number in range(system.settings.model_concurrency * 2)]
+        names = [*tools, *turns]
+        with system.receiver.holding(*names):
+            running = [system.enqueue([call(tool, tool)]) for tool in tools]
+            for tool in tools:
+                system.receiver.wait_for(tool)
+            running += [system.enqueue(asks=[turn]) for turn in turns]
+            for turn in turns:
+                system.receiver.wait_for(turn)
             queued = [system.enqueue([call("look", "q"), call("pay", f"queued {number}")]) for number in range(100)]
+            assert (len(running), system.broker.queued("model")) == (10, len(queued))
             system.valkey.restart()
+        system.receiver.wait_for("q", seconds=CONNECTED_SECONDS)
         for run_id in (*running, *queued):
-            system.completes(run_id, seconds=60)
+            run = system.completes(run_id, seconds=60)
+            assert all((step.attempt, step.crashes) == (1, 0) for step in run.steps)
         assert {system.receiver.effects_of(run_id) for run_id in queued} == {1}
-        assert [len(system.receiver.requests(name)) for name in names.values()] == [1, 1, 1]
+        assert [len(system.receiver.requests(name)) for name in names] == [1] * len(names)
 
 
 class TestAway:
