@@ -29,7 +29,7 @@ class RunChange(StrEnum):
     STOP = "stop"
     CANCEL = "cancel"
     REPLAY = "replay"
-    WITHDRAW = "withdraw"  # A dead letter that was shown over a write turns out to be none.
+    WITHDRAW = "withdraw"  # A dead letter over a write turns out to be none, or the write is asked about again.
     RESOLVE_CANCELLED = "resolve a cancelled run's write"
 
 
