@@ -58,6 +58,9 @@ class OutcomeFolder:
         with suppress(OSError):  # Left behind, it is sent again, and finds itself recorded.
             (self._folder / outcome.name).unlink(missing_ok=True)
 
+    def set_aside(self, outcome: KeptOutcome, why: str) -> None:
+        self._set_aside(self._folder / outcome.name, why)
+
     def _set_aside(self, path: Path, why: str) -> None:
         rejected = path.with_name(path.name + REJECTED)
         try:

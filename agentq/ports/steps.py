@@ -220,3 +220,7 @@ class OutcomeFiles(Protocol):
     def forget(self, outcome: KeptOutcome) -> None:
         """The database has it. May be called twice."""
         ...
+
+    def set_aside(self, outcome: KeptOutcome, why: str) -> None:
+        """The database has no place for it: it is left for a person, and isn't pending any more."""
+        ...

@@ -27,7 +27,9 @@ class Healer:
         self._clock = clock
 
     def heal(self) -> int:
-        """Send each kept outcome again; whatever the database makes of it, it has it then. Returns how many it took."""
+        """Send each kept outcome again; whatever the database makes of it, it has it then. Returns how many it took.
+
+        One whose run was purged is set aside."""
         healed = 0
         for outcome in self._files.pending():
             ref = outcome.settlement.ref
@@ -39,6 +41,9 @@ class Healer:
                 continue
             settled = recorder.answer
             assert settled is not None  # It was recorded.
+            if settled.run_status is None:
+                self._files.set_aside(outcome, f"run {ref.run_id} isn't there any more: it was purged")
+                continue
             self._files.forget(outcome)
             healed += 1
             logger.info("healed run=%s step=%s attempt=%s: %s", ref.run_id, ref.number, ref.attempt, settled.verdict)

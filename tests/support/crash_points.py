@@ -61,6 +61,7 @@ REMEMBERED = ("StepStore.pauses",)
 NOT_PASSED = {
     "KeeperStore.resume": "no fault leaves a run without an open step: it takes a row that somebody removed",
     "KeeperStore.fail_interactive": "its caller drives an interactive run, and no worker",
+    "OutcomeFiles.set_aside": "its run was purged: that takes a person, and a month",
     "KeeperStore.see_agents": "at a keeper's start, before it leads",
 }
 

@@ -6,18 +6,21 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentq.adapters.outcome_files import OutcomeFolder
+from agentq.adapters.sql.purging import SqlPurgeStore
 from agentq.domain.errors import AuditRefusedError, OutcomeNotKeptError, StoreUnavailableError
 from agentq.domain.model import RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Join, Recorded
 from agentq.domain.tools import tool
 from agentq.ports.steps import Settlement
 from agentq.services.heal import Healer
+from tests.support.purged import age
 from tests.support.spine import SETTLE_PATIENCE_SECONDS, Spine
 from tests.support.stage import PLAIN
 
@@ -182,6 +185,30 @@ def test_an_outcome_that_was_healed_before_is_only_forgotten(spine: Spine, files
     assert healer(spine, files).heal() == 1
     assert not spine.run(run_id).has_contradiction
     assert len(spine.events(run_id, "outcome.late")) == 1
+
+
+def test_an_outcome_whose_run_was_purged_is_left_for_a_person(
+    spine: Spine, files: OutcomeFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its write was given up as unknown, and the machine came back a month later: what it knows isn't thrown away."""
+    run_id = spine.asked("pay")
+    spine.steps.script.fail("settle", REFUSED)
+    spine.execute(run_id)
+    [kept] = files.pending()
+    spine.stage.decisions.discard(run_id, actor="ann", reason="nobody knows")
+    age(spine.stage, run_id)
+    store = SqlPurgeStore(spine.stage.database)
+    purged = store.purge(
+        finished_before=store.time_before(timedelta(days=30)),
+        after=None,
+        runs_max=10,
+        with_contradictions=False,
+        actor="ann",
+        is_rehearsal=False,
+    )
+    assert purged.run_ids == (run_id,)
+    assert healer(spine, files).heal() == 0 and list(files.pending()) == []
+    assert kept.name in caplog.text and "isn't there any more: it was purged" in caplog.text
 
 
 def test_what_was_not_called_is_not_kept(spine: Spine, files: OutcomeFolder) -> None:
