@@ -16,58 +16,47 @@ depends_on = None
 
 REFUSAL = "the audit log is append-only: {table} are neither changed nor deleted, only purged with their run"
 
-# A field is its length and its text, so that no two rows make the same text; one that is null is a dash.
-FIELD = """
-CREATE FUNCTION agentq_field_1(p_value text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_value IS NULL THEN '-' ELSE length(p_value) || ':' || p_value END
-$$
-"""
-MOMENT = """
-CREATE FUNCTION agentq_moment_1(p_at timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-$$
-"""
-SEAL = """
+
+def _field(value: str) -> str:
+    """Its length and its text, so that no two rows make the same text; null is a dash."""
+    return f"coalesce(length({value}) || ':' || {value}, '-')"
+
+
+def _moment(at: str) -> str:
+    return f"to_char({at} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
+
+
+# Spelled out for each field: a function for it would be called a dozen times an event, and cost more than the digest.
+_EVENT_TEXT = " || ".join(
+    _field(value)
+    for value in ("sequence::text", _moment("at"), "kind", "number::text", "attempt::text", "actor", "data")
+)
+_SEAL_TEXT = " || ".join(
+    _field(value)
+    for value in ("v_digest", "p_run_id", "v_number::text", "p_sequence::text", "p_events_lost::text", _moment("p_at"))
+)
+SEAL = f"""
 CREATE FUNCTION agentq_seal_1(p_run_id text, p_sequence integer, p_events_lost integer, p_at timestamptz)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_number integer := 0;
-    v_sequence integer := 0;
+    v_number integer := 1;
+    v_after integer := 0;
     v_digest text;
     v_last record;
     v_events text;
 BEGIN
     SELECT number, sequence, digest INTO v_last FROM seals WHERE run_id = p_run_id ORDER BY number DESC LIMIT 1;
     IF FOUND THEN
-        v_number := v_last.number;
-        v_sequence := v_last.sequence;
+        v_number := v_last.number + 1;
+        v_after := v_last.sequence;
         v_digest := v_last.digest;
     END IF;
-    SELECT coalesce(
-        string_agg(
-            agentq_field_1(sequence::text) || agentq_field_1(agentq_moment_1(at)) || agentq_field_1(kind)
-            || agentq_field_1(number::text) || agentq_field_1(attempt::text) || agentq_field_1(actor)
-            || agentq_field_1(data),
-            '' ORDER BY sequence
-        ),
-        ''
-    )
-    INTO v_events FROM events WHERE run_id = p_run_id AND sequence > v_sequence AND sequence <= p_sequence;
+    SELECT coalesce(string_agg({_EVENT_TEXT}, '' ORDER BY sequence), '') INTO v_events
+    FROM events WHERE run_id = p_run_id AND sequence > v_after AND sequence <= p_sequence;
     INSERT INTO seals (run_id, number, sequence, events_lost, digest, at)
     VALUES (
-        p_run_id, v_number + 1, p_sequence, p_events_lost,
-        encode(
-            sha256(
-                convert_to(
-                    agentq_field_1(v_digest) || agentq_field_1(p_run_id) || agentq_field_1((v_number + 1)::text)
-                    || agentq_field_1(p_sequence::text) || agentq_field_1(p_events_lost::text)
-                    || agentq_field_1(agentq_moment_1(p_at)) || v_events,
-                    'UTF8'
-                )
-            ),
-            'hex'
-        ),
-        p_at
+        p_run_id, v_number, p_sequence, p_events_lost,
+        encode(sha256(convert_to({_SEAL_TEXT} || v_events, 'UTF8')), 'hex'), p_at
     );
 END
 $$
@@ -129,7 +118,7 @@ def upgrade() -> None:
     )
     connection = op.get_bind()
     if connection.dialect.name == "postgresql":
-        for statement in (FIELD, MOMENT, SEAL, APPEND_ONLY):
+        for statement in (SEAL, APPEND_ONLY):
             connection.exec_driver_sql(statement.replace("%", "%%"))
         for table in ("events", "seals"):
             connection.exec_driver_sql(ROWS.format(table=table))
