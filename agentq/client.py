@@ -185,7 +185,9 @@ class AgentQ:
     ) -> Step:
         """Say what became of an unknown write: `happened` with its result, or `did_not_happen` and when you looked.
 
-        The run stays failed until it is replayed. Raises NotFoundError, AlreadyDecidedError, TooEarlyError.
+        `looked_at` is a time, an age such as "5m", or "now": what was seen before the write's time was over says
+        nothing, however late it is told. The run stays failed until it is replayed. Raises NotFoundError,
+        AlreadyDecidedError, TooEarlyError.
         """
         ruling = _ruling(happened, did_not_happen, looked_at)
         if ruling is None:
@@ -482,7 +484,11 @@ def _ruling(happened: Json, did_not_happen: bool, looked_at: datetime | str | No
     if looked_at is not None and not did_not_happen:
         raise InvalidInputError("looked_at goes with did_not_happen: it says when you looked and found nothing")
     if did_not_happen:
-        looked = None if looked_at is None else parse_time("looked_at", looked_at, datetime.now(UTC))
+        if looked_at is None:
+            raise InvalidInputError(
+                "did_not_happen needs looked_at: when you looked and found nothing; a time, an age such as 5m, or now"
+            )
+        looked = None if looked_at == "now" else parse_time("looked_at", looked_at, datetime.now(UTC))
         return Ruling(decision=Decision.DID_NOT_HAPPEN, looked_at=looked)
     if happened is not _NOT_GIVEN:
         return Ruling(decision=Decision.HAPPENED, result=happened)

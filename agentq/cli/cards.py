@@ -42,7 +42,7 @@ def next_moves(view: View) -> list[tuple[str, str]]:
             ("If the write happened, say so with its result (JSON):", f"{resolve} --happened '{{...}}' --reason '...'"),
             (
                 f"If it did not happen{_not_before(view)}:",
-                f"{resolve} --did-not-happen {_looked_at(view)}--reason '...'",
+                f"{resolve} --did-not-happen --looked-at TIME --reason '...'",
             ),
         ]
         if not view["cancel_requested"]:
@@ -65,10 +65,6 @@ def _not_before(view: View) -> str:
         return " (its tool doesn't say how long a request may still act: look, and say when you looked)"
     settled = datetime.fromisoformat(fence["operation_deadline"]) + timedelta(seconds=fence["settles_within_seconds"])
     return f", seen at {moment_cell(time_text(settled)).text} or later"
-
-
-def _looked_at(view: View) -> str:
-    return "--looked-at TIME " if view["pending_effect"]["settles_within_seconds"] is None else ""
 
 
 def _dead_letter_facts(view: View) -> list[tuple[str, Cell]]:

@@ -21,7 +21,7 @@ _DID_NOT_HAPPEN = click.option("--did-not-happen", is_flag=True, help="The write
 _LOOKED_AT = click.option(
     "--looked-at",
     metavar="TIME",
-    help="When you looked and saw that it hadn't: RFC 3339, or an age such as 5m. [default: now]",
+    help="When you looked and saw that it hadn't: RFC 3339, an age such as 5m, or now.",
 )
 _BY_PROBE = click.option("--by-probe", is_flag=True, help="Have the tool's probe asked again, and go on by its answer.")
 _REASON = click.option("--reason", default="", metavar="TEXT", help="How you know, for the audit log.")
@@ -61,8 +61,8 @@ def resolve(
 
     \b
       agentq dead-letters resolve ID --happened '{"refund_id": "re_17"}' --reason "seen at the provider"
-      agentq dead-letters resolve ID --did-not-happen --reason "the provider has no such refund"
-      agentq dead-letters resolve --tool send_refund --since 1h --did-not-happen --dry-run
+      agentq dead-letters resolve ID --did-not-happen --looked-at 5m --reason "the provider has no such refund"
+      agentq dead-letters resolve --tool send_refund --since 1h --did-not-happen --looked-at now --dry-run
       agentq dead-letters resolve --tool send_refund --by-probe --rate 50
     """
     decision = _decision(happened, did_not_happen, looked_at)
@@ -308,6 +308,10 @@ def _decision(happened: str | None, did_not_happen: bool, looked_at: str | None)
         raise click.UsageError("--happened and --did-not-happen contradict each other; say one of them")
     if looked_at is not None and not did_not_happen:
         raise click.UsageError("--looked-at goes with --did-not-happen")
+    if did_not_happen and looked_at is None:
+        raise click.UsageError(
+            "--did-not-happen needs --looked-at: when you looked and found nothing; a time, an age such as 5m, or now"
+        )
     if happened is not None:
         return {"happened": parse_json("--happened", happened)}
     if did_not_happen:

@@ -36,7 +36,10 @@ def suggest_about_each(views: Sequence[View]) -> None:
     same = [view["run_id"] for view in unknown if view["tool"] == unknown[0]["tool"]]
     if 1 < len(same) <= NAMED_MAX:
         replay = f"agentq dead-letters replay {shlex.join(same)}"
-        suggest(f"{replay} --happened '{{...}}' --reason '...'", f"{replay} --did-not-happen --reason '...'")
+        suggest(
+            f"{replay} --happened '{{...}}' --reason '...'",
+            f"{replay} --did-not-happen --looked-at TIME --reason '...'",
+        )
 
 
 def newest_unknown(client: "AgentQ", tool: str | None, agent: str | None) -> str | None:

@@ -70,12 +70,11 @@ def suggest_next(client: "AgentQ", view: View) -> None:
             suggest(f"agentq dead-letters plan {run_id}{_copy_options(view)}{accept}")
     elif blocked and blocked[0]["fence"]:
         fence = blocked[0]["fence"]
-        looked = " --looked-at TIME" if fence["settles_within_seconds"] is None else ""
         if fence["has_probe"]:
             suggest_probe(client, view["run_id"], fence["tool"])
         suggest(
             f"agentq dead-letters resolve {run_id} --happened '{{...}}' --reason '...'",
-            f"agentq dead-letters resolve {run_id} --did-not-happen{looked} --reason '...'",
+            f"agentq dead-letters resolve {run_id} --did-not-happen --looked-at TIME --reason '...'",
         )
     else:
         suggest(f"agentq runs show {run_id}")

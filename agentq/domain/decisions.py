@@ -10,7 +10,7 @@ from agentq.domain.model import Decision, Json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
     """A person's (or probe's) word on an unknown write. `result` with HAPPENED; `looked_at` with DID_NOT_HAPPEN: when
-    they looked (UTC), None for now."""
+    they looked (UTC); None: at the moment when it is decided."""
 
     decision: Decision
     result: Json = None

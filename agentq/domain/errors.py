@@ -40,13 +40,9 @@ class StalePlanError(RefusedError):
 
 
 class TooEarlyError(RefusedError):
-    """ "Did not happen" can't be known yet: look again at `not_before` (UTC, database time) or later.
+    """ "Did not happen" can't be known yet: look again at `not_before` (UTC, database time) or later."""
 
-    `not_before` is None for a tool that doesn't declare `settles_within`: then only a person can say, and must say
-    when they looked.
-    """
-
-    def __init__(self, message: str, not_before: datetime | None) -> None:
+    def __init__(self, message: str, not_before: datetime) -> None:
         super().__init__(message)
         self.not_before = not_before
 

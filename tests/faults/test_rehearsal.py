@@ -152,7 +152,8 @@ def test_one_operator_clears_an_outage_with_what_each_command_prints(system: Sys
     operator.next("dead-letters list")
     in_doubt = system.client.dead_letters()
     assert {orders[letter.run_id] for letter in in_doubt} == set(map(str, range(RUNS - WIRES, RUNS)))
-    operator.next("dead-letters replay ", having="--did-not-happen", reason="not on the bank's list", consents=True)
+    word = {"looked_at": "now", "reason": "not on the bank's list"}
+    operator.next("dead-letters replay ", having="--did-not-happen", consents=True, **word)
     operator.next("tools resume send_payment")
 
     eventually(lambda: has_none_active(system), what="every run ends", seconds=END_SECONDS)

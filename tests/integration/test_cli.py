@@ -268,20 +268,28 @@ class TestDeadLetters:
     def test_one_command_decides_and_replays(self, agentq: Agentq, stage: Stage) -> None:
         """A look that was late enough lets the step run again, as a new attempt."""
         run_id = stage.unknown()
-        assert agentq("dead-letters", "replay", run_id, "--did-not-happen", "--yes") == ExitCode.DONE
+        assert (
+            agentq("dead-letters", "replay", run_id, "--did-not-happen", "--looked-at", "now", "--yes") == ExitCode.DONE
+        )
         [call] = [step for step in stage.runs.run(run_id).steps if step.kind is StepKind.TOOL]
         assert (call.state, call.attempt) == (StepState.AVAILABLE, 2)
 
     def test_an_early_look_is_refused_with_the_time_to_wait(self, agentq: Agentq, stage: Stage) -> None:
         """The request may still land."""
         run_id = stage.unknown(PLAIN, deadline_seconds=300)
-        assert agentq("dead-letters", "resolve", run_id, "--did-not-happen", "--yes") == ExitCode.REFUSED
+        assert (
+            agentq("dead-letters", "resolve", run_id, "--did-not-happen", "--looked-at", "now", "--yes")
+            == ExitCode.REFUSED
+        )
         assert "too early" in agentq.err and "wait" in agentq.err
 
     def test_several_are_resolved_by_one_look(self, agentq: Agentq, stage: Stage) -> None:
         """An outage leaves many of the same kind."""
         ids = [stage.unknown(), stage.unknown()]
-        assert agentq("dead-letters", "resolve", *ids, "--did-not-happen", "--yes", "--json") == ExitCode.DONE
+        assert (
+            agentq("dead-letters", "resolve", *ids, "--did-not-happen", "--looked-at", "now", "--yes", "--json")
+            == ExitCode.DONE
+        )
         assert [(each["id"], each["tool"]) for each in agentq.data] == [(run_id, "pay") for run_id in ids]
 
     def test_no_dead_letters_is_good_news(self, agentq: Agentq) -> None:

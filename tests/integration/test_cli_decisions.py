@@ -188,7 +188,7 @@ class TestDiscard:
         assert agentq("discard", run_id, "--yes", "--actor", "ann", "--reason", "gone") == ExitCode.DONE
         assert agentq("list", "-o", "ids") == ExitCode.DONE and agentq.out == ""
         before = stage.runs.run(run_id)
-        for command in (("discard",), ("replay",), ("resolve", "--did-not-happen")):
+        for command in (("discard",), ("replay",), ("resolve", "--did-not-happen", "--looked-at", "now")):
             assert agentq(*command, run_id, "--yes") == ExitCode.REFUSED
             assert "ann discarded it at" in agentq.err
         assert stage.runs.run(run_id) == before
@@ -226,7 +226,10 @@ class TestMany:
         )
         assert agentq("replay", *chosen, "--since", "1h", "--yes", "-o", "ids") == ExitCode.DONE
         assert (agentq.out.split(), stage.runs.status(failed)) == ([failed], RunStatus.RUNNING)
-        assert agentq("resolve", "--tool", "pay", "--did-not-happen", "--yes", "-o", "ids") == ExitCode.DONE
+        assert (
+            agentq("resolve", "--tool", "pay", "--did-not-happen", "--looked-at", "now", "--yes", "-o", "ids")
+            == ExitCode.DONE
+        )
         assert agentq.out.split() == [unknown]
         assert agentq("discard", "--tool", "pay", "--yes", "-o", "ids") == ExitCode.DONE
         assert stage.runs.run(unknown).dead_letter is None
@@ -235,7 +238,7 @@ class TestMany:
         """And its exit code is that of the real thing."""
         run_ids = [stage.failed(READ), stage.unknown(PLAIN)]
         before = [(stage.runs.run(run_id), stage.runs.events(run_id)) for run_id in run_ids]
-        for verb in (("replay",), ("discard",), ("resolve", "--did-not-happen")):
+        for verb in (("replay",), ("discard",), ("resolve", "--did-not-happen", "--looked-at", "now")):
             code = agentq(*verb, "--all", "--dry-run", "-o", "jsonl")
             assert code == (ExitCode.PARTLY_DONE if verb == ("replay",) else ExitCode.DONE)
             assert "would be" in agentq.err
@@ -353,7 +356,7 @@ class TestNext:
         assert agentq.next_commands == [f"plan {newest}"]
         agentq("list")
         assert "tools pause" not in agentq.err
-        assert agentq("replay", newest, "--did-not-happen", "--yes") == ExitCode.DONE
+        assert agentq("replay", newest, "--did-not-happen", "--looked-at", "now", "--yes") == ExitCode.DONE
         assert "next: agentq tools resume pay\n" in agentq.err
         agentq.run("tools", "resume", "pay")
         assert agentq.next_commands == ["list"]
@@ -366,7 +369,7 @@ class TestNext:
         show, happened, did_not_happen = agentq.next_commands
         assert show.startswith("show ")
         assert happened == f"replay {newer} {older} --happened '{{...}}' --reason '...'"
-        assert did_not_happen == f"replay {newer} {older} --did-not-happen --reason '...'"
+        assert did_not_happen == f"replay {newer} {older} --did-not-happen --looked-at TIME --reason '...'"
 
     def test_when_nothing_is_left_the_log_is_to_prove_it(self, agentq: Agentq) -> None:
         """The outage is over."""

@@ -198,7 +198,7 @@ class TestDeciding:
     def test_a_replay_can_carry_the_decision(self, client: AgentQ, stage: Stage) -> None:
         """Two commands at night where one does are one too many."""
         run_id = stage.unknown()
-        client.replay(run_id, did_not_happen=True)
+        client.replay(run_id, did_not_happen=True, looked_at="now")
         [call] = [step for step in client.get(run_id).steps if step.kind is StepKind.TOOL]
         assert (call.state, call.attempt) == (StepState.AVAILABLE, 2)
         assert client.get(run_id).pending_effect is None
@@ -207,7 +207,7 @@ class TestDeciding:
         """The request may still land after it."""
         run_id = stage.unknown(PLAIN, deadline_seconds=60)
         with pytest.raises(TooEarlyError) as refusal:
-            client.resolve(run_id, did_not_happen=True)
+            client.resolve(run_id, did_not_happen=True, looked_at="now")
         assert refusal.value.not_before is not None and refusal.value.not_before > datetime.now(UTC)
         assert client.get(run_id).pending_effect is not None
 
@@ -216,7 +216,7 @@ class TestDeciding:
         run_id = stage.unknown()
         client.resolve(run_id, happened="re_17", actor="bob")
         with pytest.raises(AlreadyDecidedError, match="bob"):
-            client.resolve(run_id, did_not_happen=True)
+            client.resolve(run_id, did_not_happen=True, looked_at="now")
 
     def test_a_cancelled_unknown_write_is_resolved_but_not_resumed(self, client: AgentQ, stage: Stage) -> None:
         """Its outcome matters; the run was not wanted any more."""
@@ -228,7 +228,12 @@ class TestDeciding:
     def test_contradicting_words_are_refused_before_anything_is_recorded(self, client: AgentQ, stage: Stage) -> None:
         """Half a decision is none."""
         run_id = stage.unknown()
-        half: list[dict[str, Any]] = [{"happened": 1, "did_not_happen": True}, {"happened": 1, "looked_at": "1m"}, {}]
+        half: list[dict[str, Any]] = [
+            {"happened": 1, "did_not_happen": True},
+            {"happened": 1, "looked_at": "1m"},
+            {"did_not_happen": True},
+            {},
+        ]
         for words in half:
             with pytest.raises(InvalidInputError):
                 client.resolve(run_id, **words)

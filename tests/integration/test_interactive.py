@@ -103,7 +103,7 @@ def test_killed_in_the_middle_of_a_plain_write(system: System, callers: Callers)
 
     assert (step.state, step.result) == (StepState.COMPLETED, "paid")
     with pytest.raises(AlreadyDecidedError):
-        system.client.resolve(run.id, did_not_happen=True)
+        system.client.resolve(run.id, did_not_happen=True, looked_at="now")
     assert system.client.get(run.id).pending_effect is None
     assert system.receiver.effects_of(run.id) == 1
     assert system.receiver.requests(f"{name} after") == []

@@ -13,7 +13,7 @@ from tests.support.workers import AGENTQ
 
 COMMAND_SECONDS_MAX = 120
 # What a suggested command leaves to a person, as it stands there.
-BLANKS = {"reason": "'...'", "result": "'{...}'"}
+BLANKS = {"reason": "'...'", "result": "'{...}'", "looked_at": "TIME"}
 
 
 @dataclass(slots=True, kw_only=True)

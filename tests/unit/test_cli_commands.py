@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import click
 import pytest
@@ -74,6 +75,7 @@ def test_help_and_lists_import_nothing_that_they_do_not_need() -> None:
         (["dead-letters", "resolve", "r-1"], "say what became of the write"),
         (["dead-letters", "resolve", "r-1", "--happened", "nope"], "--happened is not JSON"),
         (["dead-letters", "resolve", "r-1", "--happened", "1", "--did-not-happen"], "contradict each other"),
+        (["dead-letters", "resolve", "r-1", "--did-not-happen"], "--did-not-happen needs --looked-at"),
         (["dead-letters", "replay", "r-1", "--looked-at", "5m"], "--looked-at goes with --did-not-happen"),
         (["runs", "cancel", "r-1"], "Nobody is at the terminal to ask: add --yes"),
         (["dead-letters", "replay", "r-1"], "Nobody is at the terminal to ask: add --yes"),
@@ -102,7 +104,7 @@ def test_a_wrong_setting_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, caps
     [
         (errors.InvalidInputError("x"), 2),
         (errors.NotFoundError("x"), 2),
-        (errors.TooEarlyError("x", None), 2),
+        (errors.TooEarlyError("x", datetime.now(UTC)), 2),
         (errors.AlreadyDecidedError("x"), 2),
         (errors.ConfigurationError("x"), 2),
         (errors.SchemaError("x"), 2),

@@ -259,12 +259,6 @@ def _nothing_in_doubt(change: Change) -> AlreadyDecidedError:
 def _refusal_of_look(fence: Fence, looked_at: datetime | None, *, now: datetime) -> AgentqError | None:
     """Before the deadline the caller, and for `settles_within` after it the receiver, may still be at work: a look then
     says nothing, however late its answer is given."""
-    if fence.settles_within_seconds is None and looked_at is None:
-        return TooEarlyError(
-            f"nobody can say how long {fence.tool!r} may act after the deadline of its call: "
-            f"say when you looked and found nothing, later than {moment_text(fence.deadline_at)}",
-            None,
-        )
     looked = now if looked_at is None else looked_at
     if looked > now:
         return InvalidInputError(

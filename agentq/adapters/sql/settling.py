@@ -170,8 +170,11 @@ def _looked_too_early(change: Change, settlement: Settlement) -> bool:
     """Nothing was seen, but what was looked for may have come after the look."""
     fence = fence_from(change.run)
     is_known = not (isinstance(settlement.change, Stopped) and settlement.change.outcome_unknown)
-    return is_known and fence is not None and settlement.probe is not None and not fence.is_over_by(
-        settlement.probe.looked_after
+    return (
+        is_known
+        and fence is not None
+        and settlement.probe is not None
+        and not fence.is_over_by(settlement.probe.looked_after)
     )
 
 
