@@ -10,7 +10,7 @@ from agentq.adapters.sql.migration import upgrade
 from agentq.config.settings import Settings
 from tests.support.workers import environment
 
-HEAVY = ("celery", "kombu", "openai", "pydantic", "alembic", "flower", "redis")
+HEAVY = ("celery", "kombu", "openai", "pydantic", "alembic", "flower", "redis", "rich", "httpx", "psycopg")
 WHAT_WAS_IMPORTED = """
 import sys
 from agentq.cli.main import run_command

@@ -5,9 +5,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import URL, Connection, Engine, Row, bindparam, create_engine, event, make_url, select
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.compiler import compiles
@@ -19,6 +18,9 @@ from sqlalchemy.sql.functions import FunctionElement
 from agentq.adapters.sql.errors import is_lost, translated
 from agentq.adapters.sql.schema import UtcDateTime, runs
 from agentq.domain.errors import ConfigurationError, SchemaError
+
+if TYPE_CHECKING:
+    import psycopg
 
 CONNECT_TIMEOUT_SECONDS = 5
 POOL_SIZE = 4  # Connections of a process: a step holds one for a millisecond at a time.
@@ -150,7 +152,7 @@ class Database:
             connection = self.engine.raw_connection()
             try:
                 yield connection.driver_connection
-            except psycopg.Error as error:
+            except Exception as error:
                 if is_lost(error):
                     connection.invalidate(error)
                     self.engine.dispose()  # The others of the pool went with it, most likely.
@@ -231,11 +233,13 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
 
-def _prepare_postgresql(connection: psycopg.Connection[Any], _: ConnectionPoolEntry) -> None:
+def _prepare_postgresql(connection: "psycopg.Connection[Any]", _: ConnectionPoolEntry) -> None:
+    from psycopg import Error  # noqa: PLC0415 - loaded by who made the connection, and not on SQLite
+
     try:
         # Or the statement of a killed client that waits for a lock is still executed, and committed, later.
         connection.execute("SET client_connection_check_interval = '2s'")
-    except psycopg.Error:
+    except Error:
         connection.rollback()  # A server or platform that hasn't got it: statements end by their timeout.
     else:
         connection.commit()

@@ -1,10 +1,11 @@
 """Turns what the databases' drivers raise into our errors: the one place that knows their codes."""
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeGuard
 
-import psycopg
 import sqlalchemy.exc
 
 from agentq.domain.errors import (
@@ -15,6 +16,9 @@ from agentq.domain.errors import (
     StoreUnavailableError,
     StoreUnreachableError,
 )
+
+if TYPE_CHECKING:
+    import psycopg
 
 # Classes and codes of SQLSTATE that pass by themselves, or that say nothing about the data we sent.
 _UNAVAILABLE_CLASSES = ("08", "40", "53", "57", "58", "F0", "XX")
@@ -39,7 +43,6 @@ _SQLITE_AUDIT_REFUSED = (*_SQLITE_REFUSED, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_
 
 _RAISED = (
     sqlalchemy.exc.SQLAlchemyError,
-    psycopg.Error,
     sqlite3.Error,
     OverflowError,  # SQLite's driver: an integer that no column can hold.
     UnicodeEncodeError,  # Half of a surrogate pair, in a name.
@@ -51,7 +54,9 @@ def translated() -> Iterator[None]:
     """Raises StoreUnavailableError, StoreRefusedError, AuditRefusedError or SchemaError for a driver's error."""
     try:
         yield
-    except _RAISED as error:
+    except Exception as error:
+        if not _is_raised_by_driver(error):
+            raise
         raise translation(error) from error
 
 
@@ -60,16 +65,18 @@ def auditing() -> Iterator[None]:
     """Around the insert of an audit event: what refuses it, short of a lost connection, is AuditRefusedError."""
     try:
         yield
-    except _RAISED as error:
+    except Exception as error:
+        if not _is_raised_by_driver(error):
+            raise
         raise translation(error, is_event=True) from error
 
 
 def translation(error: Exception, *, is_event: bool = False) -> AgentqError:
     """Our error for a driver's. `is_event`: raised by the insert of an audit event alone."""
     original = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
+    if _is_of_psycopg(original):
+        return _from_postgresql(original, is_event)
     match original:
-        case psycopg.Error():
-            return _from_postgresql(original, is_event)
         case sqlite3.Error():
             return _from_sqlite(original, is_event)
         case sqlalchemy.exc.TimeoutError():
@@ -83,16 +90,24 @@ def translation(error: Exception, *, is_event: bool = False) -> AgentqError:
 def is_lost(error: Exception) -> bool:
     """The connection is of no use any more."""
     original = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
-    if not isinstance(original, psycopg.Error):
+    if not _is_of_psycopg(original):
         return False
-    return (
-        original.sqlstate.startswith(_LOST_CLASSES)
-        if original.sqlstate
-        else isinstance(original, psycopg.OperationalError)
-    )
+    if original.sqlstate:
+        return original.sqlstate.startswith(_LOST_CLASSES)
+    return isinstance(original, sys.modules["psycopg"].OperationalError)
 
 
-def _from_postgresql(error: psycopg.Error, is_event: bool) -> AgentqError:
+def _is_raised_by_driver(error: Exception) -> bool:
+    return isinstance(error, _RAISED) or _is_of_psycopg(error)
+
+
+def _is_of_psycopg(error: BaseException | None) -> "TypeGuard[psycopg.Error]":
+    # Not imported, because it takes a sixth of a list's time on SQLite: what it raised was raised when it was loaded.
+    driver = sys.modules.get("psycopg")
+    return driver is not None and isinstance(error, driver.Error)
+
+
+def _from_postgresql(error: "psycopg.Error", is_event: bool) -> AgentqError:
     if error.pgconn is not None:  # Only of an attempt to connect.
         return StoreUnreachableError(f"the database can't be reached: {_line(error)}")
     if is_lost(error):
