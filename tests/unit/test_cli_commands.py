@@ -42,21 +42,6 @@ def test_a_command_is_called_what_the_list_calls_it(path: str, summary: str, com
     assert command.help
 
 
-def test_help_and_lists_import_nothing_that_they_do_not_need() -> None:
-    """A list answers in 0.4 s; Celery, the SDKs and the Redis client alone would take twice that."""
-    listing = (
-        "import sys; from agentq.cli.lazy import LazyGroup; from agentq.cli.main import cli; import agentq.client;"
-        "import agentq.cli.runs, agentq.cli.dead_letters, agentq.adapters.sql.runs, agentq.adapters.sql.deciding;"
-        "print([name for name in ('celery', 'kombu', 'redis', 'openai', 'httpx', 'rich', 'alembic', 'pydantic')"
-        " if name in sys.modules])"
-    )
-    answer = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
-    helping = "import sys; from agentq.cli.main import cli; print('sqlalchemy' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", helping], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
