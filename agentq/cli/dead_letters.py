@@ -108,7 +108,9 @@ def list_dead_letters(output: Format, grouped: bool | None, **filters: object) -
 @click.command()
 @ids_argument
 @click.option("--from-step", type=int, metavar="STEP", help="Of a new run that begins with the results before STEP.")
-@click.option("--repeat-write", type=int, multiple=True, metavar="STEP", help="This write may happen again.")
+@click.option(
+    "--repeat-write", type=int, multiple=True, metavar="STEP", help="This write may happen again; may be repeated."
+)
 @output_options
 def plan(ids: tuple[str, ...], from_step: int | None, repeat_write: tuple[int, ...], output: Format) -> None:
     """What a replay would do, step by step, before you do it; a replay can be bound to its digest."""

@@ -156,7 +156,11 @@ def _resolve_by_probe(
 @click.option("--digest", metavar="DIGEST", help="Do what the plan with this digest says, or nothing.")
 @click.option("--from-step", type=int, metavar="STEP", help="As a new run with the results before STEP.")
 @click.option(
-    "--repeat-write", type=int, multiple=True, metavar="STEP", help="With --from-step: this write may happen again."
+    "--repeat-write",
+    type=int,
+    multiple=True,
+    metavar="STEP",
+    help="With --from-step: this write may happen again; may be repeated.",
 )
 @_REASON
 @choose_many

@@ -33,7 +33,7 @@ _STATUS = click.option(
     "--status",
     multiple=True,
     metavar="STATUS",
-    help=f"Only this (repeatable): {', '.join(RunStatus)}; may be repeated.",
+    help=f"Only this: {', '.join(RunStatus)}; may be repeated.",
 )
 
 

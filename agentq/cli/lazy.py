@@ -42,8 +42,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.lazy_commands:
             similar = difflib.get_close_matches(args[0], self.lazy_commands, n=1)
-            hint = f"did you mean {similar[0]!r}?" if similar else f"see {ctx.command_path} --help"
-            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise click.UsageError(f"no command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

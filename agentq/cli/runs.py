@@ -23,7 +23,7 @@ from agentq.cli.output import (
     short,
     suggest,
 )
-from agentq.cli.session import ask, change_each, connected, given_ids, ids_argument, yes_option
+from agentq.cli.session import actor_option, ask, change_each, connected, given_ids, ids_argument, yes_option
 from agentq.cli.timeline import show_run
 from agentq.cli.tools import say_parked
 from agentq.cli.watch import event_line
@@ -133,13 +133,14 @@ def events(run_id: str, follow: bool, after: int, output: Format) -> None:
 
 @click.command()
 @ids_argument
-@click.option("--reason", default="", help="Why, for the audit log.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
+@actor_option
 @yes_option
 @output_options
-def cancel(ids: tuple[str, ...], reason: str, yes: bool, output: Format) -> ExitCode:
+def cancel(ids: tuple[str, ...], reason: str, actor: str, yes: bool, output: Format) -> ExitCode:
     """Stop runs; a write that is in flight ends first."""
     chosen = given_ids(ids)
-    with connected() as client:
+    with connected(actor) as client:
         ask(f"Cancel {len(chosen)} runs?" if len(chosen) > 1 else f"Cancel run {chosen[0]}?", yes=yes)
 
         def change(run_id: str) -> View:

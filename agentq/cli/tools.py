@@ -128,9 +128,10 @@ def pause(
     say(f"{_scope_text(tool, agent)} is paused: {'reads and writes wait' if reads else 'writes wait'}")
     if in_flight:
         say(f"{in_flight} writes of it were in flight already: they end, or are listed as unknown")
-    if unknown is not None:
-        suggest(f"agentq dead-letters plan {unknown}")
-    suggest(f"agentq tools resume {scope_options(tool, agent)}")
+    if output.is_for_people:
+        if unknown is not None:
+            suggest(f"agentq dead-letters plan {unknown}")
+        suggest(f"agentq tools resume {scope_options(tool, agent)}")
 
 
 @click.command()

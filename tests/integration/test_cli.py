@@ -183,7 +183,8 @@ class TestRuns:
         assert agentq("runs", "list", "--status", "queued", "--since", "1h", "-o", "ids") == ExitCode.DONE
         assert set(agentq.out.split()) == {first, second}
         type_into_stdin(monkeypatch, agentq.out)
-        assert agentq("runs", "cancel", "-", "--yes", "--reason", "test") == ExitCode.DONE
+        assert agentq("runs", "cancel", "-", "--yes", "--reason", "test", "--actor", "ann") == ExitCode.DONE
+        assert [event.actor for event in stage.runs.events(first, 0)][-1] == "ann"
         assert {stage.runs.status(run_id) for run_id in (first, second)} == {RunStatus.CANCELLED}
         assert stage.runs.status(running) is RunStatus.RUNNING
 
