@@ -1,17 +1,13 @@
 """Asks the model that an agent names: a function of its own, or a provider's."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from agentq.domain.agents import Agent
 from agentq.domain.errors import ConfigurationError
 from agentq.domain.function_model import FunctionModel
 from agentq.domain.loop import Message
 from agentq.domain.model import ModelReply
-from agentq.ports.world import ModelRequest
-
-if TYPE_CHECKING:
-    from agentq.adapters.openai_model import OpenAIModel
+from agentq.ports.world import ModelClient, ModelRequest
 
 
 class AgentModels:
@@ -34,7 +30,7 @@ class AgentModels:
             ModelRequest(model=name, messages=messages, tools=tools, timeout_seconds=self._timeout_seconds)
         )
 
-    def _make_openai(self) -> "OpenAIModel":
+    def _make_openai(self) -> ModelClient:
         from agentq.adapters.openai_model import OpenAIModel
 
         return OpenAIModel(base_url=self._openai_base_url or None)

@@ -4,7 +4,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentq.domain.agents import Agent
 from agentq.domain.model import ModelReply
+
+
+class Models(Protocol):
+    """Asks the model of an agent; raises what the classifier knows."""
+
+    def complete(self, agent: Agent, messages: list[dict[str, object]]) -> ModelReply: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

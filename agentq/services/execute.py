@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 from agentq.domain.agents import Agent, Registry
 from agentq.domain.effects import ToolEffect, stricter
@@ -19,7 +19,7 @@ from agentq.domain.errors import (
 )
 from agentq.domain.failures import AuditPersistenceFailedException, FailureClass
 from agentq.domain.loop import assistant_message, conversation, steps_for
-from agentq.domain.model import DeadLetterReason, Fence, Json, ModelReply, RunMode, RunStatus, StepKind, StepRef
+from agentq.domain.model import DeadLetterReason, Fence, Json, RunMode, RunStatus, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
 from agentq.domain.probes import PROBES_MAX, ProbeReport, ProbeVerdict
 from agentq.domain.retry import RetryPolicy, describe
@@ -37,7 +37,7 @@ from agentq.ports.steps import (
     StepStore,
     Verdict,
 )
-from agentq.ports.world import CallLimit, Clock
+from agentq.ports.world import CallLimit, Clock, Models
 from agentq.services.heartbeat import Heartbeat, Lease
 from agentq.services.pauses import PauseBoard
 from agentq.services.probe import AskAgain, Prober
@@ -48,12 +48,6 @@ logger = logging.getLogger(__name__)
 HAND_BACK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.5
 PROBE_AGAIN_SECONDS = 2.0
-
-
-class Models(Protocol):
-    """Asks the model of an agent; raises what the classifier knows."""
-
-    def complete(self, agent: Agent, messages: list[dict[str, object]]) -> ModelReply: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from agentq.ports.dispatch import Dispatcher
 from agentq.ports.keeping import KeeperStore
 from agentq.ports.leases import Leases
 from agentq.ports.steps import OutcomeFiles, StepStore
-from agentq.services.execute import Models
+from agentq.ports.world import Models
 
 PLANS_FOLDER = "crash-plans"  # In the folder that processes run in.
 

@@ -31,7 +31,8 @@ from agentq.ports.keeping import KeeperStore
 from agentq.ports.leases import Leases
 from agentq.ports.runs import RunStore
 from agentq.ports.steps import StepStore
-from agentq.services.execute import Limits, Models, StepExecutor
+from agentq.ports.world import Models
+from agentq.services.execute import Limits, StepExecutor
 from agentq.services.heartbeat import Heartbeat
 from tests.support.gates import Actor, Observer, Order, Stop, gated, this_actor
 from tests.support.simulated_world import Broker, Receiver, Request, Time
