@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
-from sqlalchemy import RowMapping, bindparam, select, update
+from sqlalchemy import RowMapping, bindparam, select
 
 from agentq.adapters.sql.asking import ask_anew, being_asked, refusal_to_ask
 from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
@@ -23,7 +23,7 @@ from agentq.adapters.sql.replaying import (
     replay_run,
 )
 from agentq.adapters.sql.rows import fence_from, step_from
-from agentq.adapters.sql.schema import dead_letters, runs, steps
+from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
 from agentq.domain.errors import (
     AgentqError,
@@ -47,11 +47,6 @@ _lock_runs = (
     .where(runs.c.id.in_(bindparam("run_ids", expanding=True)))
     .order_by(runs.c.id)
     .with_for_update(key_share=True)
-)
-_is_decided = (
-    update(dead_letters)
-    .where(dead_letters.c.run_id == bindparam("of_run"), dead_letters.c.closed_at.is_(None))
-    .values(outcome_unknown=False)
 )
 _last_ruling = (
     select(steps.c.number, steps.c.ruling, steps.c.ruled_by, steps.c.ruled_at)
@@ -291,7 +286,7 @@ def _resolve(change: Change, ruling: Ruling, *, reason: str) -> None:
         }
     change.change_step(fence.number, **values)
     change.set(**NO_FENCE)
-    change.connection.execute(_is_decided, {"of_run": change.run_id})
+    change.answer_dead_letter()
     change.event(
         EventKind.WRITE_RESOLVED,
         fence.number,
