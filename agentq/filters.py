@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from agentq.domain.errors import InvalidInputError
 from agentq.domain.failures import FailureClass
 from agentq.domain.model import DeadLetterReason, RunStatus
+from agentq.domain.times import time_text
 from agentq.ports.runs import RunFilter
 
 LIMIT_MAX = 100_000
@@ -45,7 +46,7 @@ def parse_filters(given: Mapping[str, Any], *, now: datetime | None = None) -> R
         parsed[field] = parser(name, value, now)
     filters = RunFilter(**parsed)
     if filters.since and filters.until and filters.since >= filters.until:
-        raise InvalidInputError(f"since {filters.since.isoformat()} is not before until {filters.until.isoformat()}")
+        raise InvalidInputError(f"since {time_text(filters.since)} is not before until {time_text(filters.until)}")
     return filters
 
 

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,8 @@ from agentq.domain.ledger import Attempt, Ledger
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Event, Fence, Run, Step
 from agentq.domain.pauses import Parked, Pause
 from agentq.domain.replay import PlannedStep, ReplayPlan
-from agentq.domain.seals import LoggedEvent, Seal, moment_text
+from agentq.domain.seals import LoggedEvent, Seal
+from agentq.domain.times import exact_time_text, time_text
 
 
 def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
@@ -21,9 +22,9 @@ def run_view(run: Run, *, with_steps: bool = True) -> dict[str, Any]:
         "agent": run.agent,
         "status": run.status.value,
         "mode": run.mode.value,
-        "created_at": time_text(run.created_at),
-        "started_at": time_text(run.started_at),
-        "finished_at": time_text(run.finished_at),
+        "created_at": _time(run.created_at),
+        "started_at": _time(run.started_at),
+        "finished_at": _time(run.finished_at),
         "input": run.input,
         "output": run.output,
         "error": run.error,
@@ -67,12 +68,12 @@ def step_view(step: Step) -> dict[str, Any]:
         "may_have_happened": step.may_have_happened,
         "ruling": step.ruling.value if step.ruling else None,
         "ruled_by": step.ruled_by,
-        "ruled_at": time_text(step.ruled_at),
+        "ruled_at": _time(step.ruled_at),
         "input_tokens": step.usage.input_tokens,
         "output_tokens": step.usage.output_tokens,
-        "due_at": time_text(step.due_at),
-        "dispatched_at": time_text(step.dispatched_at),
-        "finished_at": time_text(step.finished_at),
+        "due_at": _time(step.due_at),
+        "dispatched_at": _time(step.dispatched_at),
+        "finished_at": _time(step.finished_at),
     }
 
 
@@ -89,16 +90,16 @@ def ledger_view(ledger: Ledger) -> dict[str, Any]:
 def _attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {
         "number": attempt.number,
-        "started_at": time_text(attempt.started_at),
+        "started_at": _time(attempt.started_at),
         "worker": attempt.worker,
         "is_held": attempt.is_held,
         "end": attempt.end.value if attempt.end else None,
-        "ended_at": time_text(attempt.ended_at),
+        "ended_at": _time(attempt.ended_at),
         "ended_by": attempt.ended_by,
         "seconds": None if attempt.seconds is None else round(attempt.seconds, 3),
         "told": dict(attempt.told),
         "happenings": [
-            {"at": time_text(each.at), "what": each.what, "by": each.by, "told": dict(each.told)}
+            {"at": _time(each.at), "what": each.what, "by": each.by, "told": dict(each.told)}
             for each in attempt.happenings
         ],
     }
@@ -112,8 +113,8 @@ def fence_view(fence: Fence) -> dict[str, Any]:
         "tool": fence.tool,
         "effect": fence.effect.value,
         "owner": fence.owner,
-        "stamped_at": time_text(fence.stamped_at),
-        "operation_deadline": time_text(fence.deadline_at),
+        "stamped_at": _time(fence.stamped_at),
+        "operation_deadline": _time(fence.deadline_at),
         "settles_within_seconds": fence.settles_within_seconds,
         "is_callable": fence.is_callable,
         "has_probe": fence.has_probe,
@@ -133,8 +134,8 @@ def dead_letter_view(letter: DeadLetter) -> dict[str, Any]:
         "has_contradiction": letter.has_contradiction,
         "error": letter.error,
         "fingerprint": letter.fingerprint,
-        "created_at": time_text(letter.created_at),
-        "closed_at": time_text(letter.closed_at),
+        "created_at": _time(letter.created_at),
+        "closed_at": _time(letter.closed_at),
         "closed_by": letter.closed_by,
         "closed_as": letter.closed_as,
     }
@@ -149,8 +150,8 @@ def group_view(group: DeadLetterGroup) -> dict[str, Any]:
         "count": group.count,
         "unknown_count": group.unknown_count,
         "contradicted_count": group.contradicted_count,
-        "oldest_at": time_text(group.oldest_at),
-        "newest_at": time_text(group.newest_at),
+        "oldest_at": _time(group.oldest_at),
+        "newest_at": _time(group.newest_at),
         "newest_run_id": group.run_id,
         "newest_error": group.error,
     }
@@ -190,7 +191,7 @@ def _planned_view(step: PlannedStep) -> dict[str, Any]:
         "probes": [event_view(event) for event in step.probes],
         "ruling": step.ruling.value if step.ruling else None,
         "ruled_by": step.ruled_by,
-        "ruled_at": time_text(step.ruled_at),
+        "ruled_at": _time(step.ruled_at),
     }
 
 
@@ -199,7 +200,7 @@ def pause_view(pause: Pause) -> dict[str, Any]:
         "tool": pause.tool,
         "agent": pause.agent,
         "reads": pause.reads,
-        "paused_at": time_text(pause.paused_at),
+        "paused_at": _time(pause.paused_at),
         "paused_by": pause.paused_by,
         "reason": pause.reason,
     }
@@ -213,7 +214,7 @@ def event_view(event: Event) -> dict[str, Any]:
     return {
         "run_id": event.run_id,
         "sequence": event.sequence,
-        "at": time_text(event.at),
+        "at": _time(event.at),
         "kind": event.kind,
         "step": event.number,
         "attempt": event.attempt,
@@ -234,7 +235,7 @@ def finding_view(finding: AuditFinding) -> dict[str, Any]:
 
 def audit_entry_view(entry: LoggedEvent | Seal) -> dict[str, Any]:
     """A line of an export: times to the microsecond, so that seals can be computed again from it."""
-    place = {"run_id": entry.run_id, "sequence": entry.sequence, "at": moment_text(entry.at)}
+    place = {"run_id": entry.run_id, "sequence": entry.sequence, "at": exact_time_text(entry.at)}
     if isinstance(entry, Seal):
         data = {"number": entry.number, "events_lost": entry.events_lost, "digest": entry.digest}
         return {**place, "kind": "seal", "step": None, "attempt": None, "actor": None, "data": data}
@@ -256,8 +257,5 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def time_text(moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC, to the millisecond."""
-    if moment is None:
-        return None
-    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else time_text(moment)

@@ -15,7 +15,7 @@ from agentq.cli.output import (
     short,
 )
 from agentq.cli.watch import worker_text
-from agentq.views import time_text
+from agentq.domain.times import time_text
 
 
 def show_dead_letter(view: View) -> None:

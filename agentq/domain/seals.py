@@ -6,8 +6,10 @@ function `agentq_seal_1` in PostgreSQL makes the same text; a changed text is a 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
+
+from agentq.domain.times import exact_time_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +50,11 @@ def digest_of(
     previous: str | None,
 ) -> str:
     """The digest of the seal that has these fields, over its events in order; `previous` is the seal's before it."""
-    digest = sha256(_text_of(previous, run_id, number, sequence, events_lost, moment_text(at)).encode())
+    digest = sha256(_text_of(previous, run_id, number, sequence, events_lost, exact_time_text(at)).encode())
     for event in events:
         fields = (event.kind, event.number, event.attempt, event.actor, event.data)
-        digest.update(_text_of(event.sequence, moment_text(event.at), *fields).encode())
+        digest.update(_text_of(event.sequence, exact_time_text(event.at), *fields).encode())
     return digest.hexdigest()
-
-
-def moment_text(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the microsecond: all that a database keeps of it."""
-    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def _text_of(*fields: str | int | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentq.domain.errors import AgentqError, NotToldError
 from agentq.domain.model import DeadLetter
+from agentq.domain.times import time_text
 from agentq.ports.notifying import Channel, NotificationStore
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def notification(letters: Sequence[DeadLetter], *, more: int) -> dict[str, Any]:
                 "failure_class": letter.failure_class.value,
                 "outcome_unknown": letter.outcome_unknown,
                 "fingerprint": letter.fingerprint,
-                "at": letter.created_at.isoformat().replace("+00:00", "Z"),
+                "created_at": time_text(letter.created_at),
             }
             for letter in letters
         ],

@@ -21,7 +21,8 @@ from agentq.domain.audit import (
 )
 from agentq.domain.effects import ToolEffect
 from agentq.domain.model import RunStatus
-from agentq.domain.seals import LoggedEvent, Seal, digest_of, moment_text
+from agentq.domain.seals import LoggedEvent, Seal, digest_of
+from agentq.domain.times import exact_time_text
 
 RUN = "run-1"
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -319,5 +320,5 @@ def test_whatever_is_changed_changes_the_digest(fields: dict[str, Any]) -> None:
 def test_a_moment_is_the_same_text_in_every_zone() -> None:
     """Two databases may give one moment in other zones, and with other precisions."""
     there = AT.astimezone(timezone(timedelta(hours=2)))
-    assert moment_text(there) == moment_text(AT) == "2026-01-31T12:00:00.000000Z"
+    assert exact_time_text(there) == exact_time_text(AT) == "2026-01-31T12:00:00.000000Z"
     assert digest(at=there, event_at=there) == digest()

@@ -133,7 +133,7 @@ def test_no_text_of_an_error_leaves(office: Office) -> None:
             "failure_class": "UNKNOWN",
             "outcome_unknown": True,
             "fingerprint": "65badafcee",
-            "at": "2026-01-31T12:00:00Z",
+            "created_at": "2026-01-31T12:00:00.000Z",
         }
     ]
 

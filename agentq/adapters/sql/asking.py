@@ -6,12 +6,12 @@ from sqlalchemy import bindparam, select
 
 from agentq.adapters.sql.change import Change, EventKind
 from agentq.adapters.sql.codec import clean_text
-from agentq.adapters.sql.replaying import moment_text
 from agentq.adapters.sql.schema import dead_letters
 from agentq.domain.errors import AgentqError, AlreadyDecidedError, RefusedError
 from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import Fence, RunMode, StepState
+from agentq.domain.times import time_text
 
 ASKED = "asked"  # What a dead letter is closed as whose write's probe is asked again.
 
@@ -57,7 +57,7 @@ def being_asked(change: Change, fence: Fence) -> AlreadyDecidedError | None:
         return None
     return AlreadyDecidedError(
         f"the probe of {fence.tool!r} is being asked about step {fence.number} of run {change.run_id!r}: "
-        f"{last.closed_by} wanted it at {moment_text(last.closed_at)}"
+        f"{last.closed_by} wanted it at {time_text(last.closed_at)}"
     )
 
 

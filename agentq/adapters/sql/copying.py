@@ -7,12 +7,12 @@ from sqlalchemy import bindparam, insert, literal, select
 from agentq.adapters.sql.change import Change, EventKind
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.planning import run_and_now
-from agentq.adapters.sql.replaying import moment_text
 from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.errors import AlreadyDecidedError
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
 from agentq.domain.model import NewStep, RunMode, Step, StepKind
 from agentq.domain.replay import Copying, Recorded, steps_of_copy
+from agentq.domain.times import time_text
 from agentq.ports.dispatch import Wakeup
 
 _COPIED = ("kind", "batch", "tool", "call_id", "arguments", "effect", "deadline_seconds", "result", "is_error")
@@ -34,7 +34,7 @@ def copied_already(recorded: Recorded) -> AlreadyDecidedError | None:
         return None
     last = recorded.copies[-1]
     return AlreadyDecidedError(
-        f"{last.actor} copied run {recorded.run.id!r} at {moment_text(last.at)} already, as run {last.data['to']!r}; "
+        f"{last.actor} copied run {recorded.run.id!r} at {time_text(last.at)} already, as run {last.data['to']!r}; "
         "for another one, give the digest of a plan, which shows that"
     )
 

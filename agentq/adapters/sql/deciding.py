@@ -18,7 +18,6 @@ from agentq.adapters.sql.replaying import (
     DISCARDED,
     ReplayOfMany,
     discarded_already,
-    moment_text,
     refusal_to_replay,
     replay_run,
 )
@@ -37,6 +36,7 @@ from agentq.domain.errors import (
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Fence, RunStatus, Step, StepState
 from agentq.domain.replay import Copying, ReplayPlan, plan_copy, plan_replay, refusal_to_copy
+from agentq.domain.times import time_text
 from agentq.ports.deciding import Decided
 from agentq.ports.dispatch import Wakeup
 from agentq.ports.runs import RunFilter
@@ -246,7 +246,7 @@ def _nothing_in_doubt(change: Change) -> AlreadyDecidedError:
     if last is None:
         return AlreadyDecidedError(f"no write of run {change.run_id!r} is in doubt")
     return AlreadyDecidedError(
-        f"no write of run {change.run_id!r} is in doubt: {last.ruled_by} decided at {moment_text(last.ruled_at)} "
+        f"no write of run {change.run_id!r} is in doubt: {last.ruled_by} decided at {time_text(last.ruled_at)} "
         f"that step {last.number} {Decision(last.ruling).value.replace('_', ' ')}"
     )
 
@@ -257,7 +257,7 @@ def _refusal_of_look(fence: Fence, looked_at: datetime | None, *, now: datetime)
     looked = now if looked_at is None else looked_at
     if looked > now:
         return InvalidInputError(
-            f"looked_at is {moment_text(looked)}, which is to come: by the database it is {moment_text(now)}"
+            f"looked_at is {time_text(looked)}, which is to come: by the database it is {time_text(now)}"
         )
     not_before = fence.deadline_at + timedelta(seconds=fence.settles_within_seconds or 0)
     if looked > not_before:
@@ -265,7 +265,7 @@ def _refusal_of_look(fence: Fence, looked_at: datetime | None, *, now: datetime)
     wait_seconds = (not_before - now).total_seconds()
     advice = f"wait {wait_seconds:.0f} s, then look again" if wait_seconds > 0 else "look again"
     return TooEarlyError(
-        f"a look at {moment_text(looked)} is too early: {fence.tool!r} may have acted until {moment_text(not_before)}; "
+        f"a look at {time_text(looked)} is too early: {fence.tool!r} may have acted until {time_text(not_before)}; "
         f"{advice}",
         not_before,
     )
@@ -294,7 +294,7 @@ def _resolve(change: Change, ruling: Ruling, *, reason: str) -> None:
         decision=ruling.decision.value,
         fence=fence.id,
         tool=fence.tool,
-        looked_at=None if ruling.looked_at is None else moment_text(ruling.looked_at),
+        looked_at=None if ruling.looked_at is None else time_text(ruling.looked_at),
         reason=clean_text(reason),
     )
     if change.run["cancel_requested"]:

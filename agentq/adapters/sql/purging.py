@@ -10,6 +10,7 @@ from agentq.adapters.sql.change import EventKind
 from agentq.adapters.sql.deployment_log import tell
 from agentq.adapters.sql.engine import Database, now_plus
 from agentq.adapters.sql.schema import dead_letters, metadata, purging, runs
+from agentq.domain.times import time_text
 from agentq.ports.purging import Kept, Place, PurgedBatch
 
 ROWS_MAX = 20_000  # Steps and events of one batch, unless a single run has more: below a second, also with triggers.
@@ -87,7 +88,7 @@ class SqlPurgeStore:
             run_ids = tuple(row["id"] for row in locked if row["id"] not in kept)
             if run_ids and not is_rehearsal:
                 _delete(connection, run_ids)
-                told = {"runs": len(run_ids), "finished_before": finished_before.isoformat()}
+                told = {"runs": len(run_ids), "finished_before": time_text(finished_before)}
                 tell(connection, EventKind.RUNS_PURGED, actor=actor, data=told)
         counts = Counter(kept.values())
         counts[Kept.IN_USE] += len(batch) - len(locked)

@@ -16,6 +16,7 @@ from agentq.domain.errors import AgentqError, AlreadyDecidedError, DecisionRequi
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, run_sources, step_after, step_sources
 from agentq.domain.model import RunMode, RunStatus, Step, StepKind, StepState
 from agentq.domain.resume import OpenBatch, next_after
+from agentq.domain.times import time_text
 from agentq.ports.dispatch import Wakeup
 
 DISCARDED = "discarded"  # What a dead letter is closed as that was given up.
@@ -69,7 +70,7 @@ def refusal_to_replay(change: Change) -> AgentqError | None:
         if last is None:
             return AlreadyDecidedError(f"run {run_id!r} is {change.status}; only a failed run can be replayed")
         return AlreadyDecidedError(
-            f"run {run_id!r} is {change.status}: {last.actor} replayed it at {moment_text(last.at)} already"
+            f"run {run_id!r} is {change.status}: {last.actor} replayed it at {time_text(last.at)} already"
         )
     fence = fence_from(run)
     if fence is not None:
@@ -88,7 +89,7 @@ def discarded_already(change: Change) -> AlreadyDecidedError | None:
     if last is None:
         return None
     return AlreadyDecidedError(
-        f"run {change.run_id!r} was given up: {last.closed_by} discarded it at {moment_text(last.closed_at)}; "
+        f"run {change.run_id!r} was given up: {last.closed_by} discarded it at {time_text(last.closed_at)}; "
         "a copy from one of its steps can be run"
     )
 
@@ -227,11 +228,6 @@ class ReplayOfMany:
                     events_count=runs.c.events_count + 1,
                 )
             )
-
-
-def moment_text(moment: datetime) -> str:
-    """A time as messages show it."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_plain(row: Row[Any]) -> bool:
