@@ -18,17 +18,47 @@ from agentq.cli.output import (
     short,
     suggest,
 )
+from agentq.domain.events import EventKind
 from agentq.domain.model import Run, RunStatus
 from agentq.views import event_view, run_view
 
 if TYPE_CHECKING:
     from agentq.client import AgentQ
 
-_BAD = frozenset({"run.refused", "run.failed", "run.dead_lettered", "outcome.contradicted", "decision.refused"})
-_GOOD = frozenset({"run.completed", "dead_letter.withdrawn", "dead_letter.healed", "outcome.agreed", "write.resolved"})
-_ODD = frozenset({"fence.taken_back", "step.requeued", "step.handed_back", "outcome.late", "cancel.requested",
-                  "run.cancelled", "run.resumed", "run.replayed", "run.copied", "dead_letter.discarded",
-                  "probe.requested", "write.given_up"})  # fmt: skip
+_BAD = frozenset(
+    {
+        EventKind.RUN_REFUSED,
+        EventKind.RUN_FAILED,
+        EventKind.RUN_DEAD_LETTERED,
+        EventKind.OUTCOME_CONTRADICTED,
+        EventKind.DECISION_REFUSED,
+    }
+)
+_GOOD = frozenset(
+    {
+        EventKind.RUN_COMPLETED,
+        EventKind.DEAD_LETTER_WITHDRAWN,
+        EventKind.DEAD_LETTER_HEALED,
+        EventKind.OUTCOME_AGREED,
+        EventKind.WRITE_RESOLVED,
+    }
+)
+_ODD = frozenset(
+    {
+        EventKind.FENCE_TAKEN_BACK,
+        EventKind.STEP_REQUEUED,
+        EventKind.STEP_HANDED_BACK,
+        EventKind.OUTCOME_LATE,
+        EventKind.CANCEL_REQUESTED,
+        EventKind.RUN_CANCELLED,
+        EventKind.RUN_RESUMED,
+        EventKind.RUN_REPLAYED,
+        EventKind.RUN_COPIED,
+        EventKind.DEAD_LETTER_DISCARDED,
+        EventKind.PROBE_REQUESTED,
+        EventKind.WRITE_GIVEN_UP,
+    }
+)
 
 
 def event_line(event: View, *, stream: IO[Any]) -> str:

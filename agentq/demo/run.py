@@ -26,6 +26,7 @@ from agentq.demo.view import View, is_for_person, opened_view
 from agentq.demo.watch import Sight, Watcher
 from agentq.domain.agents import Agent
 from agentq.domain.errors import AgentqError, ConfigurationError
+from agentq.domain.events import EventKind
 from agentq.domain.model import DeadLetter, Step, StepState
 from agentq.services.enqueue import EnqueueRequest
 
@@ -130,7 +131,7 @@ def _play(settings: Settings, model: str | None, stream: TextIO) -> Seen:
             interrupted=incident.refund,
             reads_interrupted=incident.reads,
             reads_expected=model is None,
-            resolved=sum(event.kind == "write.resolved" for event in AgentQ(wiring=wiring).events(run.id)),
+            resolved=sum(event.kind == EventKind.WRITE_RESOLVED for event in AgentQ(wiring=wiring).events(run.id)),
             refund_requests=requests_by_order(parts.shop.refunds()),
             recovery_seconds=incident.recovery_seconds,
         )

@@ -3,12 +3,13 @@
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from agentq.demo.tickets import Ticket
 from agentq.demo.watch import Sight
+from agentq.domain.events import EventKind
 from agentq.domain.model import Event, Run, RunStatus, Step, StepKind, StepState
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class LiveView:
         told.add_column(ratio=1)
         room = max(TOLD_MIN, self._console.size.height - LINES_ABOVE)
         for at, text, style in list(self._told)[-room:]:
-            is_short = style == TOLD_EVENTS["run.completed"]  # An answer's beginning says enough.
+            is_short = style == TOLD_EVENTS[EventKind.RUN_COMPLETED]  # An answer's beginning says enough.
             told.add_row(
                 f"{at:.1f} s", Text(text, style, no_wrap=is_short, overflow="ellipsis" if is_short else "fold")
             )
@@ -143,12 +144,12 @@ class LiveView:
         return table
 
 
-TOLD_EVENTS = {
-    "step.requeued": "yellow",
-    "run.dead_lettered": "bold red",
-    "write.resolved": "green",
-    "run.replayed": "green",
-    "run.completed": "green",
+TOLD_EVENTS: Mapping[str, str] = {
+    EventKind.STEP_REQUEUED: "yellow",
+    EventKind.RUN_DEAD_LETTERED: "bold red",
+    EventKind.WRITE_RESOLVED: "green",
+    EventKind.RUN_REPLAYED: "green",
+    EventKind.RUN_COMPLETED: "green",
 }
 
 
@@ -159,21 +160,21 @@ def event_text(sight: Sight, ticket: Ticket, event: Event) -> str | None:
     worker = sight.workers.get((event.run_id, event.number or 0), "?")
     what = f"ticket {ticket.number}: "
     match event.kind, step:
-        case "fence.stamped", Step():
+        case EventKind.FENCE_STAMPED, Step():
             return f"{what}{step_words(step)}: fence stamped, called by worker {worker}"
-        case "step.settled", Step():
+        case EventKind.STEP_SETTLED, Step():
             return f"{what}{step_words(step)}: done by worker {worker}"
-        case "step.requeued", Step():
+        case EventKind.STEP_REQUEUED, Step():
             return f"{what}{step_words(step)}: nobody holds it any more, taken up again as attempt {step.attempt}"
-        case "run.dead_lettered", Step():
+        case EventKind.RUN_DEAD_LETTERED, Step():
             letter = run.dead_letter
             why = f"{letter.reason}, {letter.error}" if letter else "since replayed"
             return f"{what}dead letter at {step_words(step)}: {why}"
-        case "write.resolved", Step():
+        case EventKind.WRITE_RESOLVED, Step():
             return f"{what}{step_words(step)}: recorded as happened, by {event.actor}"
-        case "run.replayed", _:
+        case EventKind.RUN_REPLAYED, _:
             return f"{what}runs again from where it stopped"
-        case "run.completed", _:
+        case EventKind.RUN_COMPLETED, _:
             return f"{what}answered: {run.output}"
         case _:
             return None

@@ -4,36 +4,36 @@ Lost events (of reads, when the log refused them) take no number and are counted
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from agentq.domain.effects import ToolEffect
+from agentq.domain.events import EventKind
 from agentq.domain.model import RunStatus
 from agentq.domain.seals import LoggedEvent, Seal, digest_of
 
-STAMPED = "fence.stamped"
 # What ends the write whose fence the event names.
 ENDS_OF_WRITES = (
-    "step.settled",
-    "step.requeued",
-    "outcome.late",
-    "fence.taken_back",
-    "write.resolved",
-    "write.given_up",
+    EventKind.STEP_SETTLED,
+    EventKind.STEP_REQUEUED,
+    EventKind.OUTCOME_LATE,
+    EventKind.FENCE_TAKEN_BACK,
+    EventKind.WRITE_RESOLVED,
+    EventKind.WRITE_GIVEN_UP,
 )
 # What ends the write that is under way, unless it leaves it unknown: its step stopped with it.
-STOPS = ("run.cancelled", "run.failed", "run.dead_lettered")
+STOPS = (EventKind.RUN_CANCELLED, EventKind.RUN_FAILED, EventKind.RUN_DEAD_LETTERED)
 # What records a step's result.
-RECORDS = ("step.settled", "outcome.late", "write.resolved")
-ENDS_OF_RUNS = {
-    "run.completed": RunStatus.COMPLETED,
-    "run.cancelled": RunStatus.CANCELLED,
-    "run.failed": RunStatus.FAILED,
-    "run.dead_lettered": RunStatus.FAILED,
-    "run.refused": RunStatus.FAILED,
+RECORDS = (EventKind.STEP_SETTLED, EventKind.OUTCOME_LATE, EventKind.WRITE_RESOLVED)
+ENDS_OF_RUNS: Mapping[str, RunStatus] = {
+    EventKind.RUN_COMPLETED: RunStatus.COMPLETED,
+    EventKind.RUN_CANCELLED: RunStatus.CANCELLED,
+    EventKind.RUN_FAILED: RunStatus.FAILED,
+    EventKind.RUN_DEAD_LETTERED: RunStatus.FAILED,
+    EventKind.RUN_REFUSED: RunStatus.FAILED,
 }
 
 
@@ -138,7 +138,7 @@ def judge(run: AuditedRun) -> Judged:
     return Judged(
         findings=tuple(AuditFinding(run_id=run.id, broken=broken, what=what) for broken, what in found),
         events=len(told),
-        writes=sum(each.kind == STAMPED for each in told),
+        writes=sum(each.kind == EventKind.FENCE_STAMPED for each in told),
         seals=len(run.seals),
         events_unsealed=sum(each.sequence > sealed for each in told),
     )
@@ -207,7 +207,7 @@ def _in_writes(run: AuditedRun, told: Sequence[_Told]) -> _Found:
     unended: list[_Told] = []
     for event in told:
         fence = event.says("fence")
-        if event.kind == STAMPED:
+        if event.kind == EventKind.FENCE_STAMPED:
             if standing is not None:
                 unended.append(standing)
             standing = stamped[str(fence)] = event
@@ -229,7 +229,7 @@ def _in_writes(run: AuditedRun, told: Sequence[_Told]) -> _Found:
 
 
 def _in_results(run: AuditedRun, told: Sequence[_Told]) -> _Found:
-    stamped = {event.number for event in told if event.kind == STAMPED}
+    stamped = {event.number for event in told if event.kind == EventKind.FENCE_STAMPED}
     recorded = {event.number: event for event in told if _records(event)}
     untold = []
     for step in run.steps:

@@ -7,20 +7,21 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from agentq.domain.events import EventKind
 from agentq.domain.model import Event, Run, Step, StepState
 
 # Events of an attempt that neither begin nor end it.
-MEANWHILE = {
-    "fence.taken_back": "taken back",
-    "step.handed_back": "handed back",
-    "step.parked": "parked",
-    "probe.answered": "probed",
-    "probe.requested": "probe requested",
-    "outcome.agreed": "late outcome agreed",
-    "outcome.contradicted": "contradicted",
-    "dead_letter.withdrawn": "withdrawn",
-    "dead_letter.healed": "healed",
-    "write.given_up": "given up as unknown",
+MEANWHILE: Mapping[str, str] = {
+    EventKind.FENCE_TAKEN_BACK: "taken back",
+    EventKind.STEP_HANDED_BACK: "handed back",
+    EventKind.STEP_PARKED: "parked",
+    EventKind.PROBE_ANSWERED: "probed",
+    EventKind.PROBE_REQUESTED: "probe requested",
+    EventKind.OUTCOME_AGREED: "late outcome agreed",
+    EventKind.OUTCOME_CONTRADICTED: "contradicted",
+    EventKind.DEAD_LETTER_WITHDRAWN: "withdrawn",
+    EventKind.DEAD_LETTER_HEALED: "healed",
+    EventKind.WRITE_GIVEN_UP: "given up as unknown",
 }
 
 
@@ -186,26 +187,26 @@ class _Parts:
     def add(self, event: Event) -> None:
         data = event.data
         match event.kind:
-            case "fence.stamped":
+            case EventKind.FENCE_STAMPED:
                 self.hold(event.actor, event.at)
-            case "step.settled":
+            case EventKind.STEP_SETTLED:
                 self._finish(AttemptEnd.SETTLED, event)
-            case "step.requeued":
+            case EventKind.STEP_REQUEUED:
                 is_dead = "worker" in data and _is_keeper(event.actor)
                 self._finish(AttemptEnd.DIED if is_dead else AttemptEnd.REQUEUED, event)
-            case "run.dead_lettered":
+            case EventKind.RUN_DEAD_LETTERED:
                 self._finish(AttemptEnd.DEAD_LETTERED, event)
-            case "run.failed":
+            case EventKind.RUN_FAILED:
                 self._finish(AttemptEnd.FAILED, event)
-            case "outcome.late":
+            case EventKind.OUTCOME_LATE:
                 self._finish(AttemptEnd.SETTLED_LATE, event)
-            case "write.resolved":
+            case EventKind.WRITE_RESOLVED:
                 if data.get("decision") == "happened":
                     self._finish(AttemptEnd.RESOLVED, event)
                 else:
                     self._note("resolved", event)
             case kind if kind in MEANWHILE:
-                if kind == "dead_letter.withdrawn":
+                if kind == EventKind.DEAD_LETTER_WITHDRAWN:
                     self._reopen()
                 self._note(MEANWHILE[kind], event)
 

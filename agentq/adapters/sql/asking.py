@@ -4,10 +4,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
-from agentq.adapters.sql.change import Change, EventKind
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.schema import dead_letters
 from agentq.domain.errors import AgentqError, AlreadyDecidedError, RefusedError
+from agentq.domain.events import EventKind
 from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import Fence, RunMode, StepState

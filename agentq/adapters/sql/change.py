@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, bindparam, insert, select, update
@@ -13,6 +12,7 @@ from agentq.adapters.sql.rows import step_from, wakeup_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
 from agentq.adapters.sql.sealing import seal
 from agentq.domain.effects import ToolEffect
+from agentq.domain.events import EventKind
 from agentq.domain.fingerprint import fingerprint
 from agentq.domain.model import NewStep, RunMode, RunStatus, StepKind, StepState
 from agentq.domain.outcomes import Stopped
@@ -23,42 +23,6 @@ ACTIVE = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING_FOR_APPROVAL)
 OPEN = (StepState.AVAILABLE, StepState.WAITING)
 
 NO_FENCE: dict[str, Any] = {column.name: None for column in runs.c if column.name.startswith("pending_effect_")}
-
-
-class EventKind(StrEnum):
-    """What the audit log tells of a run."""
-
-    RUN_ENQUEUED = "run.enqueued"
-    RUN_REFUSED = "run.refused"
-    RUN_COMPLETED = "run.completed"
-    RUN_FAILED = "run.failed"
-    RUN_DEAD_LETTERED = "run.dead_lettered"
-    RUN_CANCELLED = "run.cancelled"
-    RUN_RESUMED = "run.resumed"
-    RUN_REPLAYED = "run.replayed"
-    RUN_COPIED = "run.copied"
-    CANCEL_REQUESTED = "cancel.requested"
-    FENCE_STAMPED = "fence.stamped"
-    FENCE_TAKEN_BACK = "fence.taken_back"
-    STEP_SETTLED = "step.settled"
-    STEP_REQUEUED = "step.requeued"
-    STEP_HANDED_BACK = "step.handed_back"
-    STEP_PARKED = "step.parked"
-    TOOL_PAUSED = "tool.paused"
-    TOOL_RESUMED = "tool.resumed"
-    PROBE_REQUESTED = "probe.requested"
-    PROBE_ANSWERED = "probe.answered"
-    OUTCOME_LATE = "outcome.late"
-    OUTCOME_AGREED = "outcome.agreed"
-    OUTCOME_CONTRADICTED = "outcome.contradicted"
-    DEAD_LETTER_WITHDRAWN = "dead_letter.withdrawn"
-    DEAD_LETTER_HEALED = "dead_letter.healed"
-    DEAD_LETTER_DISCARDED = "dead_letter.discarded"
-    WRITE_RESOLVED = "write.resolved"
-    WRITE_GIVEN_UP = "write.given_up"
-    DECISION_REFUSED = "decision.refused"
-    RUNS_PURGED = "runs.purged"
-
 
 _step = select(steps).where(steps.c.run_id == bindparam("run_id"), steps.c.number == bindparam("number"))
 _steps = select(steps).where(steps.c.run_id == bindparam("run_id")).order_by(steps.c.number)

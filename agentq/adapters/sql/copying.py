@@ -4,11 +4,12 @@ from typing import Any
 
 from sqlalchemy import bindparam, insert, literal, select
 
-from agentq.adapters.sql.change import Change, EventKind
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.planning import run_and_now
 from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.errors import AlreadyDecidedError
+from agentq.domain.events import EventKind
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
 from agentq.domain.model import NewStep, RunMode, Step, StepKind
 from agentq.domain.replay import Copying, Recorded, steps_of_copy

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from sqlalchemy import RowMapping, bindparam, select
 
 from agentq.adapters.sql.asking import ask_anew, being_asked, refusal_to_ask
-from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
+from agentq.adapters.sql.change import NO_FENCE, Change
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.copying import copied_already, copy_run
 from agentq.adapters.sql.engine import Database, now_plus
@@ -33,6 +33,7 @@ from agentq.domain.errors import (
     StalePlanError,
     TooEarlyError,
 )
+from agentq.domain.events import EventKind
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Fence, RunStatus, Step, StepState
 from agentq.domain.replay import Copying, ReplayPlan, plan_copy, plan_replay, refusal_to_copy

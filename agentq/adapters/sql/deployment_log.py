@@ -5,11 +5,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from agentq.adapters.sql.change import EventKind
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.engine import now_plus
 from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.schema import events
+from agentq.domain.events import EventKind
 
 DEPLOYMENT = ""  # Where a run's id stands in the events of runs.
 

@@ -6,13 +6,14 @@ from typing import Any
 from sqlalchemy import RowMapping, Select, TextClause, and_, bindparam, exists, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
+from agentq.adapters.sql.change import NO_FENCE, Change
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.engine import Database, now_plus, seconds_since
 from agentq.adapters.sql.locking import is_one_of, lock_runs_of
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import DUE_FIRST, DUE_NEXT, IN_FLIGHT, agents, runs, steps
 from agentq.adapters.sql.settling import is_up
+from agentq.domain.events import EventKind
 from agentq.domain.failures import FailureClass
 from agentq.domain.lifecycle import StepChange, step_after
 from agentq.domain.model import DeadLetterReason, Fence, RunMode, RunStatus, StepRef, StepState

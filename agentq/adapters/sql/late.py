@@ -6,9 +6,10 @@ from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, select
 
-from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
+from agentq.adapters.sql.change import NO_FENCE, Change
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.schema import events
+from agentq.domain.events import EventKind
 from agentq.domain.model import Decision, RunMode, StepState
 from agentq.domain.outcomes import Answer, Join, Recorded, Turn
 from agentq.domain.probes import ProbeVerdict

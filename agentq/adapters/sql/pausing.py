@@ -5,13 +5,13 @@ from datetime import timedelta
 from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.sql.expression import ColumnElement
 
-from agentq.adapters.sql.change import EventKind
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.deployment_log import tell
 from agentq.adapters.sql.engine import Database, now_plus
 from agentq.adapters.sql.locking import is_one_of, lock_runs_of
 from agentq.adapters.sql.schema import DUE_NEXT, IN_FLIGHT, dead_letters, pauses, runs, steps
 from agentq.domain.errors import NotFoundError
+from agentq.domain.events import EventKind
 from agentq.domain.model import StepRef
 from agentq.domain.pauses import Pause
 

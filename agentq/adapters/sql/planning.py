@@ -5,10 +5,11 @@ from typing import Any
 
 from sqlalchemy import Select, and_, bindparam, or_, select
 
-from agentq.adapters.sql.change import Change, EventKind
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.engine import now_plus
 from agentq.adapters.sql.rows import dead_letter_from, event_from, run_from, step_from
 from agentq.adapters.sql.schema import events, runs
+from agentq.domain.events import EventKind
 from agentq.domain.model import Event
 from agentq.domain.replay import Recorded
 

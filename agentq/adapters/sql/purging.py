@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, RowMapping, Table, bindparam, delete, insert, or_, select
 
-from agentq.adapters.sql.change import EventKind
 from agentq.adapters.sql.deployment_log import tell
 from agentq.adapters.sql.engine import Database, now_plus
 from agentq.adapters.sql.schema import dead_letters, metadata, purging, runs
+from agentq.domain.events import EventKind
 from agentq.domain.times import time_text
 from agentq.ports.purging import Kept, Place, PurgedBatch
 

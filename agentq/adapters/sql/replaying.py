@@ -7,12 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, and_, bindparam, insert, select, update
 
-from agentq.adapters.sql.change import Change, EventKind
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
 from agentq.domain.errors import AgentqError, AlreadyDecidedError, DecisionRequiredError, RefusedError
+from agentq.domain.events import EventKind
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, run_sources, step_after, step_sources
 from agentq.domain.model import RunMode, RunStatus, Step, StepKind, StepState
 from agentq.domain.resume import OpenBatch, next_after

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from agentq.adapters.sql.change import Change, EventKind
+from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.codec import clean_text, encode
 from agentq.adapters.sql.conditions import run_conditions
 from agentq.adapters.sql.engine import Database, now_plus, seconds_since
@@ -21,6 +21,7 @@ from agentq.adapters.sql.schema import agents, dead_letters, events, runs, steps
 from agentq.adapters.sql.sealing import seal
 from agentq.domain.effects import ToolEffect
 from agentq.domain.errors import IdempotencyConflictError, NotFoundError
+from agentq.domain.events import EventKind
 from agentq.domain.lifecycle import RunChange, StepChange, run_after, step_after
 from agentq.domain.model import DeadLetter, Event, Run, RunMode, RunStatus, StepKind, StepRef, StepState
 from agentq.ports.dispatch import Wakeup

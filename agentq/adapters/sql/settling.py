@@ -6,12 +6,13 @@ from typing import Any, cast
 
 from sqlalchemy import RowMapping, bindparam, select
 
-from agentq.adapters.sql.change import NO_FENCE, Change, EventKind, leaves_doubt
+from agentq.adapters.sql.change import NO_FENCE, Change, leaves_doubt
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.late import carry_on, record_result, ruling_of, settle_late
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import steps
 from agentq.domain.effects import ToolEffect
+from agentq.domain.events import EventKind
 from agentq.domain.model import Charge, StepRef, StepState
 from agentq.domain.outcomes import Recorded, Retried, Stopped
 from agentq.domain.probes import ProbeVerdict

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sqlalchemy import RowMapping, bindparam, select
 
-from agentq.adapters.sql.change import NO_FENCE, Change, EventKind
+from agentq.adapters.sql.change import NO_FENCE, Change
 from agentq.adapters.sql.codec import clean_text
 from agentq.adapters.sql.engine import Database
 from agentq.adapters.sql.functions import fence_by_function, settle_by_function
@@ -17,6 +17,7 @@ from agentq.adapters.sql.pausing import is_paused, parked_for, read_pauses
 from agentq.adapters.sql.rows import fence_from
 from agentq.adapters.sql.schema import runs
 from agentq.adapters.sql.settling import fence_data, fence_of, is_up, settle_under_lock
+from agentq.domain.events import EventKind
 from agentq.domain.model import Decision, RunStatus, StepRef, StepState
 from agentq.domain.outcomes import Recorded
 from agentq.domain.pauses import Pause, pause_of

@@ -1,0 +1,38 @@
+"""The kinds of events: everything that the audit log can tell."""
+
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    """What the audit log tells of a run, or of the deployment."""
+
+    RUN_ENQUEUED = "run.enqueued"
+    RUN_REFUSED = "run.refused"
+    RUN_COMPLETED = "run.completed"
+    RUN_FAILED = "run.failed"
+    RUN_DEAD_LETTERED = "run.dead_lettered"
+    RUN_CANCELLED = "run.cancelled"
+    RUN_RESUMED = "run.resumed"
+    RUN_REPLAYED = "run.replayed"
+    RUN_COPIED = "run.copied"
+    CANCEL_REQUESTED = "cancel.requested"
+    FENCE_STAMPED = "fence.stamped"
+    FENCE_TAKEN_BACK = "fence.taken_back"
+    STEP_SETTLED = "step.settled"
+    STEP_REQUEUED = "step.requeued"
+    STEP_HANDED_BACK = "step.handed_back"
+    STEP_PARKED = "step.parked"
+    TOOL_PAUSED = "tool.paused"
+    TOOL_RESUMED = "tool.resumed"
+    PROBE_REQUESTED = "probe.requested"
+    PROBE_ANSWERED = "probe.answered"
+    OUTCOME_LATE = "outcome.late"
+    OUTCOME_AGREED = "outcome.agreed"
+    OUTCOME_CONTRADICTED = "outcome.contradicted"
+    DEAD_LETTER_WITHDRAWN = "dead_letter.withdrawn"
+    DEAD_LETTER_HEALED = "dead_letter.healed"
+    DEAD_LETTER_DISCARDED = "dead_letter.discarded"
+    WRITE_RESOLVED = "write.resolved"
+    WRITE_GIVEN_UP = "write.given_up"
+    DECISION_REFUSED = "decision.refused"
+    RUNS_PURGED = "runs.purged"
