@@ -1,6 +1,7 @@
 """The next useful commands, where they follow from what waits for a person."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,11 @@ def say_paused(client: "AgentQ") -> None:
 def after_resume(client: "AgentQ") -> list[str]:
     """What is left; nothing: prove it."""
     return ["agentq dead-letters list" if client.count_dead_letters() else "agentq audit verify"]
+
+
+def same_command(*, without: str) -> str:
+    """The command of this process, without that option."""
+    return shlex.join(["agentq", *(argument for argument in sys.argv[1:] if argument != without)])
 
 
 def scope_options(tool: str | None, agent: str | None) -> str:

@@ -1,8 +1,6 @@
 """One decision about many dead letters from a terminal: rehearsed, asked for, at a rate, and with a result for each."""
 
-import shlex
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from agentq.cli.exit_codes import ExitCode
+from agentq.cli.hints import same_command
 from agentq.cli.output import Format, View, emit_list, emit_text, is_terminal, say, suggest
+from agentq.cli.progress import Progress
 from agentq.cli.session import ask
 from agentq.domain.errors import InvalidInputError
 from agentq.domain.fingerprint import masked
@@ -20,7 +20,6 @@ from agentq.ports.deciding import Decided
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 REASONS_SHOWN_MAX = 10
-PROGRESS_SECONDS = 5.0  # Between two lines where stderr is no terminal, which shows one that moves.
 _UNITS = {"": 1, "/s": 1, "/m": 60, "/h": 3600}
 
 
@@ -98,11 +97,11 @@ def decide_about_many(
         raise InvalidInputError(f"none of the {open_count} open dead letters matches; nothing to {verb.command}")
     scope = f"{matching:,} dead letters" if matching != 1 else "1 dead letter"
     every = " (every one that is open)" if matching == open_count > 1 else f" of {open_count:,}"
-    question = f"{verb.question.format(scope + every)}"
+    question = verb.question.format(scope + every)
     if dry_run:
         tally = _carry_out(decide(dry_run=True), f"would be {verb.past}", matching, output)
         if output.is_for_people and tally.done:
-            suggest(_same_command(without="--dry-run"))
+            suggest(same_command(without="--dry-run"))
         return tally.exit_code
     if not yes and is_terminal(sys.stdin) and is_terminal(sys.stderr):
         say("rehearsing ...")
@@ -114,7 +113,7 @@ def decide_about_many(
 
 
 def _carry_out(batches: Iterator[list[Decided]], past: str, matching: int, output: Format) -> Tally:
-    tally, progress, views = Tally(), _Progress(matching), []
+    tally, progress, views = Tally(), Progress(), []
     try:
         for decided in batches:
             tally.add(decided)
@@ -125,7 +124,8 @@ def _carry_out(batches: Iterator[list[Decided]], past: str, matching: int, outpu
                     emit_text(view["id"])
                 elif output is Format.JSON:
                     views.append(view)
-            progress.show(tally, past)
+            told = f"{tally.done:,} {past}, {tally.left:,} left"
+            progress.show(f"{tally.done + tally.left:,} of {matching:,}: {told}")
     except BaseException:
         progress.end()
         say(f"{tally.done:,} {past}, {tally.left:,} left; the same command again goes on with the rest", style="yellow")
@@ -149,29 +149,3 @@ def _view(one: Decided) -> View:
     if one.refusal is None:
         return {"id": one.run_id, "done": True}
     return {"id": one.run_id, "done": False, "error": str(one.refusal)}
-
-
-class _Progress:
-    """How far it is, on stderr: a line that moves on a terminal, and now and then a line elsewhere."""
-
-    def __init__(self, matching: int) -> None:
-        self._matching = matching
-        self._shown_at = time.monotonic()
-        self._moves = is_terminal(sys.stderr)
-
-    def show(self, tally: Tally, past: str) -> None:
-        decided = tally.done + tally.left
-        told = f"{decided:,} of {self._matching:,}: {tally.done:,} {past}, {tally.left:,} left"
-        if self._moves:
-            click.echo(f"\r{told} ", nl=False, err=True)
-        elif time.monotonic() - self._shown_at >= PROGRESS_SECONDS:
-            self._shown_at = time.monotonic()
-            say(told)
-
-    def end(self) -> None:
-        if self._moves:
-            click.echo("\r\033[K", nl=False, err=True)
-
-
-def _same_command(*, without: str) -> str:
-    return shlex.join(["agentq", *(argument for argument in sys.argv[1:] if argument != without)])

@@ -1,8 +1,6 @@
 """`agentq purge`: delete runs that finished long ago, with all that they own."""
 
-import shlex
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +9,12 @@ from typing import Any
 import click
 
 from agentq.cli.exit_codes import ExitCode
+from agentq.cli.hints import same_command
 from agentq.cli.output import Format, View, emit_one, emit_text, is_terminal, output_options, say, suggest
+from agentq.cli.progress import Progress
 from agentq.cli.session import actor_option, ask, connected, yes_option
 from agentq.domain.errors import AgentqError
 from agentq.ports.purging import Kept, PurgedBatch
-
-PROGRESS_SECONDS = 5.0  # Between two lines where stderr is no terminal, which shows one that moves.
 
 
 @dataclass(slots=True)
@@ -85,21 +83,16 @@ def purge(
 
 
 def _carry_out(batches: Iterator[PurgedBatch], tally: Tally, past: str, output: Format | None) -> None:
-    moves, shown_at = is_terminal(sys.stderr), time.monotonic()
+    progress = Progress()
     try:
         for batch in batches:
             tally.add(batch)
             if output is Format.IDS:
                 for run_id in batch.run_ids:
                     emit_text(run_id)
-            if moves:
-                click.echo(f"\r{tally.runs:,} {past} ", nl=False, err=True)
-            elif time.monotonic() - shown_at >= PROGRESS_SECONDS:
-                shown_at = time.monotonic()
-                say(f"{tally.runs:,} {past} so far")
+            progress.show(f"{tally.runs:,} {past} so far")
     finally:
-        if moves:
-            click.echo("\r\033[K", nl=False, err=True)
+        progress.end()
 
 
 def _conclude(tally: Tally, output: Format, *, is_rehearsal: bool) -> ExitCode:
@@ -110,7 +103,7 @@ def _conclude(tally: Tally, output: Format, *, is_rehearsal: bool) -> ExitCode:
         emit_one(view, output, lambda: emit_text(f"{tally.runs:,} runs {past}{_kept(tally)}"))
     if output.is_for_people:
         if is_rehearsal and tally.runs:
-            suggest("agentq " + shlex.join(argument for argument in sys.argv[1:] if argument != "--dry-run"))
+            suggest(same_command(without="--dry-run"))
         if tally.kept[Kept.DEAD_LETTER]:
             suggest("agentq dead-letters list")
     return ExitCode.DONE
