@@ -33,10 +33,7 @@ def refusal_to_ask(change: Change, fence: Fence) -> AgentqError | None:
     """Why the probe can't be asked about the write under that fence; None: it can."""
     run_id = change.run_id
     if change.is_active:
-        return being_asked(change, fence) or RefusedError(
-            f"step {fence.number} of run {run_id!r} is still being executed: "
-            "its outcome is either recorded or listed as unknown soon"
-        )
+        return refusal_while_active(change, fence)
     if change.run["mode"] != RunMode.QUEUED:
         return RefusedError(
             f"run {run_id!r} was driven by its caller, so no worker asks for it: look yourself, "
@@ -50,12 +47,15 @@ def refusal_to_ask(change: Change, fence: Fence) -> AgentqError | None:
     return None
 
 
-def being_asked(change: Change, fence: Fence) -> AlreadyDecidedError | None:
-    """Who had the probe asked about that write, in a run that is active; None: nobody."""
+def refusal_while_active(change: Change, fence: Fence) -> AgentqError:
+    """Why nothing can be decided about the write under that fence yet: its run is active."""
     names = {"run_id": change.run_id, "number": fence.number, "stamped_at": fence.stamped_at}
     last = change.connection.execute(_last_asked, names).one_or_none()
     if last is None:
-        return None
+        return RefusedError(
+            f"step {fence.number} of run {change.run_id!r} is still being executed: "
+            "its outcome is either recorded or listed as unknown soon"
+        )
     return AlreadyDecidedError(
         f"the probe of {fence.tool!r} is being asked about step {fence.number} of run {change.run_id!r}: "
         f"{last.closed_by} wanted it at {time_text(last.closed_at)}"

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, RowMapping, and_, bindparam, insert, sel
 
 from agentq.adapters.sql.change import Change
 from agentq.adapters.sql.codec import clean_text, encode
+from agentq.adapters.sql.discarding import discarded_already
 from agentq.adapters.sql.errors import auditing
 from agentq.adapters.sql.rows import fence_from, wakeup_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, steps
@@ -20,7 +21,6 @@ from agentq.domain.resume import OpenBatch, next_after
 from agentq.domain.times import time_text
 from agentq.ports.dispatch import Wakeup
 
-DISCARDED = "discarded"  # What a dead letter is closed as that was given up.
 REPLAYED = "replayed"
 
 _SOURCES = [state.value for state in step_sources(StepChange.REPLAY)]
@@ -53,12 +53,6 @@ _last_replay = (
     .order_by(events.c.sequence.desc())
     .limit(1)
 )
-_last_discard = (
-    select(dead_letters.c.closed_by, dead_letters.c.closed_at)
-    .where(dead_letters.c.run_id == bindparam("run_id"), dead_letters.c.closed_as == DISCARDED)
-    .order_by(dead_letters.c.id.desc())
-    .limit(1)
-)
 
 
 def refusal_to_replay(change: Change) -> AgentqError | None:
@@ -82,17 +76,6 @@ def refusal_to_replay(change: Change) -> AgentqError | None:
     if run["next_step"] == 1:
         return RefusedError(f"run {run_id!r} was refused when it was to be enqueued ({run['error']}): enqueue it anew")
     return discarded_already(change)
-
-
-def discarded_already(change: Change) -> AlreadyDecidedError | None:
-    """Who gave the run up and when; None: nobody."""
-    last = change.connection.execute(_last_discard, {"run_id": change.run_id}).one_or_none()
-    if last is None:
-        return None
-    return AlreadyDecidedError(
-        f"run {change.run_id!r} was given up: {last.closed_by} discarded it at {time_text(last.closed_at)}; "
-        "a copy from one of its steps can be run"
-    )
 
 
 def replay_run(change: Change, *, reason: str) -> tuple[Wakeup, ...]:
