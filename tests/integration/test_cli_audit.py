@@ -1,19 +1,17 @@
 """`agentq audit`: what an auditor types, and what each wrong word is told."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
-from agentq.cli.main import run_command
 from agentq.domain.seals import LoggedEvent, digest_of
 from agentq.filters import parse_filters
 from tests.support.audit_log import tampering
+from tests.support.command_line import Agentq, named_stage
 from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.stage import FIRST_CALL, Stage
 
@@ -21,38 +19,14 @@ from tests.support.stage import FIRST_CALL, Stage
 @pytest.fixture(params=["sqlite", "postgresql"])
 def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A database that the environment names."""
-    for name in [name for name in os.environ if name.startswith("AGENTQ_")]:
-        monkeypatch.delenv(name)
-    with fresh_sqlite(tmp_path) if request.param == "sqlite" else fresh_postgresql() as url:
-        monkeypatch.setenv("AGENTQ_DATABASE_URL", url)
-        monkeypatch.setenv("AGENTQ_HOME", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        stage = Stage(database=Database(url))
+    made = fresh_sqlite(tmp_path) if request.param == "sqlite" else fresh_postgresql()
+    with made as url, named_stage(url, tmp_path, monkeypatch) as stage:
         yield stage
-        stage.database.dispose()
-
-
-class Agentq:
-    """Runs commands in this process. Afterwards `out` and `err` are what the last one printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        code = run_command(["audit", *arguments])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 @pytest.fixture
 def audit(capsys: pytest.CaptureFixture[str]) -> Agentq:
-    return Agentq(capsys)
+    return Agentq(capsys, "audit")
 
 
 def paid(stage: Stage) -> str:
@@ -98,11 +72,11 @@ class TestVerify:
         run_id = paid(stage)
         assert audit("verify", "--json") == ExitCode.DONE
         holds = {"runs": 1, "events": 6, "writes": 1, "seals": 1, "events_unsealed": 0, "findings": []}
-        assert json.loads(audit.out) == holds
+        assert audit.data == holds
 
         stage.change_run(run_id, events_count=7)
         assert audit("verify", "--json") == ExitCode.FAILED
-        (finding,) = json.loads(audit.out)["findings"]
+        (finding,) = audit.data["findings"]
         assert (finding["run_id"], finding["kind"], finding["what"]) == (run_id, "gap", "event 7 is missing")
         assert finding["why"]
         assert audit("verify", "-o", "jsonl") == ExitCode.FAILED

@@ -1,20 +1,16 @@
 """`agentq dead-letters` for plans, discards, copies and many at once: what it prints, changes, and exits with."""
 
 import io
-import json
-import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.main import run_command
 from agentq.domain.model import RunStatus
+from tests.support.command_line import Agentq, named_stage
 from tests.support.databases import fresh_sqlite
 from tests.support.stage import PLAIN, READ, Stage
 
@@ -22,49 +18,13 @@ from tests.support.stage import PLAIN, READ, Stage
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A SQLite database that the environment names; nobody answers for the broker."""
-    for name in [name for name in os.environ if name.startswith("AGENTQ_")]:
-        monkeypatch.delenv(name)
-    with fresh_sqlite(tmp_path) as url:
-        monkeypatch.setenv("AGENTQ_DATABASE_URL", url)
-        monkeypatch.setenv("AGENTQ_HOME", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        stage = Stage(database=Database(url))
+    with fresh_sqlite(tmp_path) as url, named_stage(url, tmp_path, monkeypatch) as stage:
         yield stage
-        stage.database.dispose()
-
-
-class Agentq:
-    """`agentq dead-letters` in this process. Afterwards `out` and `err` are what it printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        return self.run("dead-letters", *arguments)
-
-    def run(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        code = run_command([*arguments])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def next_commands(self) -> list[str]:
-        return re.findall(r"^next: agentq dead-letters (.*)$", self.err, re.MULTILINE)
 
 
 @pytest.fixture
 def agentq(stage: Stage, capsys: pytest.CaptureFixture[str]) -> Agentq:
-    return Agentq(capsys)
+    return Agentq(capsys, "dead-letters")
 
 
 class TestList:
