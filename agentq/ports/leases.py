@@ -105,3 +105,7 @@ class Nudges(Protocol):
     def lead(self, owner: str, seconds: float) -> bool:
         """Be, or stay, the leading keeper for `seconds`. False: another one is."""
         ...
+
+    def lead_telling(self, owner: str, seconds: float) -> bool:
+        """The same among the keepers that can tell people of dead letters: the leading one may not know how."""
+        ...

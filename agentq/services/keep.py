@@ -72,11 +72,12 @@ class Keeper:
         self._see_agents()
         if self._healer is not None:
             self._healer.heal()
-        if not self._nudges.lead(self._owner, self._interval_seconds * LEADER_LEASES):
+        lead_seconds = self._interval_seconds * LEADER_LEASES
+        if self._notifier is not None and self._nudges.lead_telling(self._owner, lead_seconds):
+            self._notifier.notify()
+        if not self._nudges.lead(self._owner, lead_seconds):
             stop.wait(self._interval_seconds)
             return
-        if self._notifier is not None:
-            self._notifier.notify()
         self._reaper.bury(self._nudges.wait(self._interval_seconds))
         dispatch(self._keeping, self._runs, self._dispatcher, backlog_max=self._backlog_max)
         self._reaper.reap()

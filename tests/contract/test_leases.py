@@ -450,6 +450,14 @@ class TestRedisNudges:
         assert nudges.lead("bob", LONG)
         assert not nudges.lead("ann", SHORT)
 
+    def test_telling_people_is_an_office_of_its_own(self, nudges: RedisNudges) -> None:
+        """The leader may not know how to tell anybody; of those that do, one tells, or people hear it twice."""
+        assert nudges.lead("ann", LONG)
+        assert nudges.lead_telling("bob", LONG)
+        assert not nudges.lead_telling("ann", LONG)
+        leader = nudges.leader()
+        assert leader is not None and leader.owner == "ann"
+
     def test_it_is_known_who_leads_and_for_how_long(self, nudges: RedisNudges) -> None:
         """A leader that changes all the time has a reason."""
         assert nudges.leader() is None

@@ -107,6 +107,7 @@ def test_a_command_that_hangs_is_ended_and_holds_up_nothing(system: System, stag
     (system.folder / "how").write_text("tell")
     eventually(lambda: waiting in told(system), seconds=20, what="it is told when the command works again")
     assert told(system).count(waiting) == 1
+    eventually(lambda: unmarked(system) == 0, what="it is marked")
 
 
 def test_a_command_that_fails_is_tried_again(system: System, stage: Stage) -> None:

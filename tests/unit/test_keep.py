@@ -13,6 +13,7 @@ from agentq.ports.keeping import KeeperStore
 from agentq.ports.leases import DeathNote, Nudges
 from agentq.ports.runs import RunStore
 from agentq.services.keep import LEADER_LEASES, SEE_AGENTS_SECONDS, Keeper
+from agentq.services.notify import Notifier
 from agentq.services.reap import Reaper
 from tests.support.fakes import FakeClock, RecordingDispatcher
 
@@ -23,9 +24,9 @@ NOTE = DeathNote(ref=StepRef(run_id="r", number=2, attempt=1), process="host/boo
 class Day:
     """All that a keeper works with: keeps what it did, in order, and stops it after so many passes."""
 
-    def __init__(self, *, passes: int = 1, serves: Mapping[str, int] | None = None) -> None:
+    def __init__(self, *, passes: int = 1, serves: Mapping[str, int] | None = None, notifies: bool = False) -> None:
         self.did: list[object] = []
-        self.leads = True
+        self.leads = self.leads_telling = True
         self.raises: dict[str, list[Exception]] = {}
         self.clock = FakeClock()
         self.stop = Stop(passes, self.clock)
@@ -41,6 +42,7 @@ class Day:
             backlog_max=10,
             elapsed_seconds=self.clock.elapsed_seconds,
             serves=serves or {},
+            notifier=cast(Notifier, everything) if notifies else None,
         )
 
     def keep(self) -> list[object]:
@@ -53,6 +55,14 @@ class Day:
         self._do("lead")
         assert (owner, seconds) == ("me", INTERVAL_SECONDS * LEADER_LEASES)
         return self.leads
+
+    def lead_telling(self, owner: str, seconds: float) -> bool:
+        self._do("lead telling")
+        assert (owner, seconds) == ("me", INTERVAL_SECONDS * LEADER_LEASES)
+        return self.leads_telling
+
+    def notify(self) -> None:
+        self._do("notify")
 
     def wait(self, seconds: float) -> list[DeathNote]:
         self._do("wait")
@@ -111,6 +121,21 @@ def test_who_does_not_lead_does_nothing() -> None:
     day = Day(passes=3)
     day.leads = False
     assert day.keep() == ["lead"] * 3
+
+
+@pytest.mark.parametrize(
+    ("leads", "leads_telling", "did"),
+    [
+        (False, True, ["lead telling", "notify", "lead"]),
+        (True, False, ["lead telling", *PASS]),
+        (True, True, ["lead telling", "notify", *PASS]),
+    ],
+)
+def test_people_are_told_by_a_keeper_that_can_whoever_leads(leads: bool, leads_telling: bool, did: list[str]) -> None:
+    """The keeper beside a worker may lead, and only the one apart be told how to notify: nobody would ever hear."""
+    day = Day(notifies=True)
+    day.leads, day.leads_telling = leads, leads_telling
+    assert day.keep() == did
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class RedisNudges:
         self._list = f"{prefix}:{deployment}:nudges"
         self._leader = f"{prefix}:{deployment}:leader"
         self._leads_since = f"{prefix}:{deployment}:leader-since"
+        self._teller = f"{prefix}:{deployment}:teller"
+        self._tells_since = f"{prefix}:{deployment}:teller-since"
 
     def leave_note(self, note: DeathNote) -> None:
         """Never raises: who sees a death has no other use for Redis, and the lease tells of it later."""
@@ -77,6 +79,10 @@ class RedisNudges:
     def lead(self, owner: str, seconds: float) -> bool:
         """Raises LeasesUnavailableError."""
         return bool(_lead(self._client, [self._leader, self._leads_since], owner, math.ceil(seconds * 1000)))
+
+    def lead_telling(self, owner: str, seconds: float) -> bool:
+        """Raises LeasesUnavailableError."""
+        return bool(_lead(self._client, [self._teller, self._tells_since], owner, math.ceil(seconds * 1000)))
 
     def leader(self) -> Leader | None:
         """The keeper that leads now. Raises LeasesUnavailableError."""
