@@ -51,10 +51,12 @@ def parse_filters(given: Mapping[str, Any], *, now: datetime | None = None) -> R
 
 
 def parse_time(name: str, value: object, now: datetime) -> datetime:
-    """A moment in UTC from RFC 3339 (UTC when it names no zone) or from an age such as `1h`."""
+    """A moment in UTC from RFC 3339 (UTC when it names no zone), from an age such as `1h`, or from `now`."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     text = str(value).strip()
+    if text == "now":
+        return now
     try:
         if age := _AGO.fullmatch(text):
             return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
@@ -62,7 +64,7 @@ def parse_time(name: str, value: object, now: datetime) -> datetime:
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidInputError(
-            f"{name} is {text!r}; it takes a time such as 2026-01-31T12:00:00Z, or an age such as 30m, 1h, 3d"
+            f"{name} is {text!r}; it takes a time such as 2026-01-31T12:00:00Z, an age such as 30m, 1h, 3d, or now"
         ) from None
 
 

@@ -4,7 +4,7 @@ import click
 
 from agentq.cli.cards import show_dead_letter
 from agentq.cli.filters import dead_letter_filters
-from agentq.cli.hints import suggest_about_each, suggest_about_groups
+from agentq.cli.hints import say_paused, suggest_about_each, suggest_about_groups
 from agentq.cli.lazy import LazyCommand, LazyGroup
 from agentq.cli.output import (
     Cell,
@@ -47,11 +47,11 @@ def _outcome(view: View) -> Cell:
 COLUMNS = (
     Column("RUN", lambda view: Cell(view["run_id"])),
     Column("STOPPED", lambda view: Cell(ago(view["created_at"]))),
-    Column("AGENT", lambda view: Cell(view["agent"] or "")),
+    Column("AGENT", lambda view: Cell(view["agent"] or ""), yields=3),
     Column("STEP", lambda view: Cell(f"{view['step']} {view['tool'] or 'model turn'}"), may_shrink=True),
     Column("OUTCOME", _outcome),
-    Column("REASON", lambda view: Cell(view["reason"], "red")),
-    Column("CLASS", lambda view: Cell(view["failure_class"])),
+    Column("REASON", lambda view: Cell(view["reason"], "red"), yields=2),
+    Column("CLASS", lambda view: Cell(view["failure_class"]), yields=1),
     Column("ERROR", lambda view: Cell(short(view["error"], 100)), may_shrink=True),
 )
 
@@ -66,11 +66,11 @@ GROUP_COLUMNS = (
     Column("COUNT", lambda view: Cell(f"{view['count']:,}")),
     Column("TOOL", lambda view: Cell(view["tool"] or "model turn")),
     Column("OUTCOME", _worst),
-    Column("REASON", lambda view: Cell(view["reason"], "red")),
+    Column("REASON", lambda view: Cell(view["reason"], "red"), yields=2),
     Column("CLASS", lambda view: Cell(view["failure_class"])),
     Column("FINGERPRINT", lambda view: Cell(view["fingerprint"])),
-    Column("OLDEST", lambda view: Cell(ago(view["oldest_at"]))),
-    Column("NEWEST", lambda view: Cell(ago(view["newest_at"]))),
+    Column("OLDEST", lambda view: Cell(ago(view["oldest_at"])), yields=3),
+    Column("NEWEST", lambda view: Cell(ago(view["newest_at"])), yields=1),
     Column("ERROR", lambda view: Cell(short(view["newest_error"], 100)), may_shrink=True),
 )
 
@@ -100,7 +100,9 @@ def list_dead_letters(output: Format, grouped: bool | None, **filters: object) -
                 suggest_about_groups(client, groups)
             return
         views = [dead_letter_view(letter) for letter in client.dead_letters(**filters)]
-    emit_list(views, COLUMNS, output, id_of="run_id", none="no dead letters: nothing waits for a person")
+        emit_list(views, COLUMNS, output, id_of="run_id", none="no dead letters: nothing waits for a person")
+        if output.is_for_people and not views:
+            say_paused(client)
     if output.is_for_people and views:
         suggest_about_each(views)
 

@@ -1,5 +1,6 @@
 """`agentq dead-letters resolve`, `replay` and `discard`: what a person decides, about some runs or about many."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from agentq.cli.many import Verb, decide_about_many, many_options
 from agentq.cli.output import Format, View, output_options, say, suggest
 from agentq.cli.session import actor_option, ask, change_each, connected, given_ids, yes_option
 from agentq.domain.model import RunStatus
+from agentq.filters import parse_time
 
 if TYPE_CHECKING:
     from agentq.client import AgentQ
@@ -319,7 +321,9 @@ def _decision(happened: str | None, did_not_happen: bool, looked_at: str | None)
     if happened is not None:
         return {"happened": parse_json("--happened", happened)}
     if did_not_happen:
-        return {"did_not_happen": True, "looked_at": looked_at}
+        # Here, so that a slip is said once; "now" is left to the database's clock.
+        looked = looked_at if looked_at == "now" else parse_time("--looked-at", looked_at, datetime.now(UTC))
+        return {"did_not_happen": True, "looked_at": looked}
     return {}
 
 

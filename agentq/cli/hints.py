@@ -31,10 +31,12 @@ def suggest_about_groups(client: "AgentQ", groups: Sequence[View]) -> None:
 
 
 def suggest_about_each(views: Sequence[View]) -> None:
-    """Look at the first; and where several calls of one tool are in doubt, one decision for them."""
+    """Look at the first. Where nothing is in doubt, replay; several calls of one tool that are take one decision."""
     suggest(f"agentq dead-letters show {shlex.quote(views[0]['run_id'])}")
     unknown = [view for view in views if view["outcome_unknown"]]
     same = [view["run_id"] for view in unknown if view["tool"] == unknown[0]["tool"]]
+    if not unknown and len(views) <= NAMED_MAX and not any(view["has_contradiction"] for view in views):
+        suggest(f"agentq dead-letters replay {shlex.join(view['run_id'] for view in views)}")
     if 1 < len(same) <= NAMED_MAX:
         replay = f"agentq dead-letters replay {shlex.join(same)}"
         suggest(
@@ -60,12 +62,13 @@ def suggest_probe(client: "AgentQ", run_id: str, tool: str) -> None:
 
 
 def suggest_after_probe(client: "AgentQ") -> None:
-    """What nothing is in doubt about, while workers ask; then what is left."""
+    """What nothing is in doubt about, while workers ask; then what is left, and the pauses that writes may wait for."""
     groups = [group for group in client.dead_letter_groups() if group.unknown_count < group.count]
     if groups:
         safe = max(groups, key=lambda group: group.count - group.unknown_count)
         suggest(f"agentq dead-letters replay {_of_tool(safe)} --outcome-known --rate {RATE}")
     suggest("agentq dead-letters list")
+    say_paused(client)
 
 
 def suggest_after_replays(client: "AgentQ") -> None:

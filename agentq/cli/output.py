@@ -64,6 +64,7 @@ class Column:
     title: str
     cell: Callable[[View], Cell]
     may_shrink: bool = False  # A terminal that is too narrow cuts these; ids and states always stay whole.
+    yields: int = 0  # Where cutting isn't enough the highest is left out first; 0 always stays.
 
 
 def output_options(function: _Function) -> _Function:
@@ -145,29 +146,39 @@ def emit_table(views: Sequence[View], columns: Sequence[Column]) -> None:
     """A table: aligned plain text, on a terminal with colours and cut to the window."""
     titles = [Cell(column.title, "bold") for column in columns]
     rows = [titles, *([_cleaned(column.cell(view)) for column in columns] for view in views)]
-    widths = [max(len(row[index].text) for row in rows) for index in range(len(columns))]
+    widths = {column: max(len(row[index].text) for row in rows) for index, column in enumerate(columns)}
     if is_colourful(sys.stdout):
-        widths = _fitted(widths, columns, shutil.get_terminal_size().columns)
+        widths = _fitted(widths, shutil.get_terminal_size().columns)
     for row in rows:
-        line = "  ".join(_filled(cell, width) for cell, width in zip(row, widths, strict=True))
-        emit_text(line.rstrip())
+        cells = [(cell, widths[column]) for column, cell in zip(columns, row, strict=True) if column in widths]
+        emit_text("  ".join(_filled(cell, width) for cell, width in cells).rstrip())
 
 
 def _cleaned(cell: Cell) -> Cell:
     return Cell(clean(cell.text), cell.style)
 
 
-def _fitted(widths: list[int], columns: Sequence[Column], window: int) -> list[int]:
-    """Those widths, with the widest of the columns that may shrink cut until the line fits or none can give more."""
-    fitted = list(widths)
-    while sum(fitted) + 2 * (len(fitted) - 1) > window:
-        candidates = [
-            index for index, column in enumerate(columns) if column.may_shrink and fitted[index] > SHRUNK_CHARACTERS
-        ]
-        if not candidates:
+def _fitted(widths: dict[Column, int], window: int) -> dict[Column, int]:
+    """Those widths, with columns cut, and as few as possible left out, until the line fits or none can give more."""
+    kept = dict(widths)
+    while _line_width(_least(kept)) > window:
+        column = max(kept, key=lambda each: each.yields)
+        if not column.yields:
             break
-        fitted[max(candidates, key=fitted.__getitem__)] -= 1
-    return fitted
+        del kept[column]
+    least = _least(kept)
+    while _line_width(kept) > window and kept != least:
+        widest = max((column for column in kept if kept[column] > least[column]), key=kept.__getitem__)
+        kept[widest] -= 1
+    return kept
+
+
+def _least(widths: dict[Column, int]) -> dict[Column, int]:
+    return {column: min(width, SHRUNK_CHARACTERS) if column.may_shrink else width for column, width in widths.items()}
+
+
+def _line_width(widths: dict[Column, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
 def _filled(cell: Cell, width: int) -> str:

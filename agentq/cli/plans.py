@@ -23,6 +23,7 @@ from agentq.cli.output import (
     short,
     suggest,
 )
+from agentq.cli.timeline import words_of
 from agentq.cli.watch import worker_text
 from agentq.domain.replay import Fate
 
@@ -164,7 +165,7 @@ def _doubts(step: View) -> Iterator[str]:
         yield f"fence      stamped {moment_cell(fence['stamped_at']).text} by {worker_text(fence['owner'])}"
         yield f"deadline   its call ended by {moment_cell(fence['operation_deadline']).text}"
     for probe in step["probes"]:
-        told = ", ".join(f"{name} {short(value, 200)}" for name, value in probe["data"].items())
+        told = "; ".join(words_of({name: value for name, value in probe["data"].items() if name != "fence"}))
         yield f"probe      {moment_cell(probe['at']).text}: {told}"
     if fence and not step["probes"]:
         yield "probe      none has answered"

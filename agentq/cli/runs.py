@@ -13,11 +13,11 @@ from agentq.cli.output import (
     Column,
     Format,
     View,
+    ago,
     between,
     emit_list,
     emit_one,
     emit_text,
-    moment_cell,
     output_options,
     say,
     short,
@@ -62,10 +62,10 @@ def note_on(view: View) -> Cell:
 COLUMNS = (
     Column("RUN", lambda view: Cell(view["id"])),
     Column("STATUS", lambda view: Cell(view["status"], STATUS_STYLES[view["status"]])),
-    Column("AGENT", lambda view: Cell(view["agent"])),
-    Column("CREATED", lambda view: moment_cell(view["created_at"])),
-    Column("TOOK", lambda view: Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
-    Column("INPUT", lambda view: Cell(short(view["input"], 40)), may_shrink=True),
+    Column("AGENT", lambda view: Cell(view["agent"]), yields=2),
+    Column("CREATED", lambda view: Cell(ago(view["created_at"]))),
+    Column("TOOK", lambda view: Cell(between(view["created_at"], view["finished_at"])), yields=3),
+    Column("INPUT", lambda view: Cell(short(view["input"], 40)), may_shrink=True, yields=1),
     Column("NOTE", note_on, may_shrink=True),
 )
 

@@ -37,6 +37,7 @@ _END_STYLES = {
     AttemptEnd.DIED: "red",
 }
 _NOW = {True: "under way", False: "nobody is at it now", None: "under way, as far as is known"}
+_ANSWERS = {"failed": "the probe itself failed"}
 NOTHING_CAME = "came to nothing"
 FACT_WIDTH = 62  # Of what a card says of one thing, where no panel folds it.
 
@@ -68,7 +69,7 @@ def _facts(view: View) -> list[tuple[str, Cell]]:
         ("CONTRADICTION", Cell(doubt, "bold red")),
         ("agent", Cell(view["agent"] + (" (interactive)" if view["mode"] == "interactive" else ""))),
         ("created", Cell(f"{moment_cell(view['created_at']).text} ({ago(view['created_at'])})")),
-        ("took", Cell(between(view["started_at"] or view["created_at"], view["finished_at"]))),
+        ("took", Cell(between(view["created_at"], view["finished_at"]))),
         ("copied from", Cell(_origin(view))),
         ("key", Cell(view["idempotency_key"] or "")),
         ("metadata", Cell(", ".join(f"{key}={value}" for key, value in (view["metadata"] or {}).items()))),
@@ -159,11 +160,11 @@ def _show_attempt(attempt: View, day: str) -> None:
     told = Cell(_how_it_ended(attempt), _END_STYLES.get(end, "yellow"))
     worker = f"  ({worker_text(attempt['worker'])})" if attempt["worker"] else ""
     _line(told, began, ATTEMPT_INDENT, behind=worker)
-    for line in _told(attempt["told"]):
+    for line in words_of(attempt["told"]):
         _line(Cell(line), "", TOLD_INDENT)
     for each in attempt["happenings"]:
         told = Cell(each["what"], "red" if each["what"] == "contradicted" else "yellow")
-        why = "; ".join(_told(each["told"]))
+        why = "; ".join(words_of(each["told"]))
         behind = f"{': ' if why else ''}{why}  ({worker_text(each['by'])})"
         _line(told, f"{_clock(each['at'], day)}  ", TOLD_INDENT, behind=behind)
 
@@ -181,10 +182,11 @@ def _how_it_ended(attempt: View) -> str:
     return f"{end} after {duration(took)}" if took is not None else f"{end} at {attempt['ended_at'][11:23]}"
 
 
-def _told(told: View) -> Iterator[str]:
+def words_of(told: View) -> Iterator[str]:
     """What an event says of why, in words."""
-    known = dict(told)
+    known = {name: value for name, value in told.items() if value not in (None, "")}
     charge, due, error = known.pop("charge", None), known.pop("due_in_seconds", None), known.pop("error", None)
+    answer, asked_again = known.pop("answer", None), known.pop("asked_again_in_seconds", None)
     known.pop("effect", None)
     if known.pop("is_error", False):
         yield "its result is an error"
@@ -196,6 +198,9 @@ def _told(told: View) -> Iterator[str]:
     if charge:
         charged = "nothing was charged" if charge == "nothing" else f"charged: {charge}"
         yield f"{charged}; due again {'at once' if not due else f'in {duration(due)}'}"
+    if answer:
+        again = "" if asked_again is None else f", asked again in {duration(asked_again)}"
+        yield f"{_ANSWERS.get(answer, str(answer).replace('_', ' '))}{again}"
     rest = ", ".join(f"{name.replace('_', ' ')} {short(value, 200)}" for name, value in known.items())
     if rest:
         yield rest
@@ -248,5 +253,5 @@ def _line(cell: Cell, before: str, indent: int, *, behind: str = "", hang: int |
 def _clock(at: str | None, day: str) -> str:
     """A time of the run's first day, or a day and a time, equally long."""
     if at is None:
-        return "?".ljust(12)
+        return "-".ljust(12)
     return at[11:23] if at[:10] == day else f"{at[5:10]} {at[11:16]} "

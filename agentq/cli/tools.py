@@ -47,18 +47,18 @@ def tools() -> None:
 COLUMNS = (
     Column("TOOL", lambda view: Cell(view["name"])),
     Column("EFFECT", lambda view: Cell(view["effect"], EFFECT_STYLES[view["effect"]])),
-    Column("AGENTS", lambda view: Cell(", ".join(view["agents"]))),
+    Column("AGENTS", lambda view: Cell(", ".join(view["agents"])), yields=2),
     Column("PAUSED", lambda view: Cell(_paused(view), "yellow")),
     Column("DEADLINE", lambda view: Cell(_seconds(view["deadline_seconds"], "default"))),
     Column("SETTLES WITHIN", lambda view: Cell(_settles(view))),
-    Column("WHAT IT DOES", lambda view: Cell(short(view["description"], 80)), may_shrink=True),
+    Column("WHAT IT DOES", lambda view: Cell(short(view["description"], 80)), may_shrink=True, yields=1),
 )
 PAUSE_COLUMNS = (
     Column("TOOL", lambda view: Cell(view["tool"] or "(every tool)")),
     Column("AGENT", lambda view: Cell(view["agent"] or "(every agent)")),
     Column("WHAT WAITS", lambda view: Cell("reads and writes" if view["reads"] else "writes")),
     Column("SINCE", lambda view: moment_cell(view["paused_at"])),
-    Column("BY", lambda view: Cell(view["paused_by"])),
+    Column("BY", lambda view: Cell(view["paused_by"]), yields=1),
     Column("REASON", lambda view: Cell(short(view["reason"], 60)), may_shrink=True),
 )
 

@@ -34,8 +34,8 @@ def purge(
     age_min = max(AGE_MIN, 2 * visibility_timeout)
     if older_than < age_min:
         raise InvalidInputError(
-            f"older_than is {older_than}; it takes {age_min} or more: in less, a request that is delivered again "
-            "would find its key forgotten and start a second run"
+            f"older_than is {_words(older_than)}; it takes {_words(age_min)} or more: in less, a request that is "
+            "delivered again would find its key forgotten and start a second run"
         )
     if older_than > AGE_MAX:
         raise InvalidInputError(
@@ -83,3 +83,10 @@ def _batches(
             return
         if store.excludes_writers and batch.run_ids and not is_rehearsal:
             clock.sleep(max(took_seconds, REST_SECONDS_MIN))
+
+
+def _words(age: timedelta) -> str:
+    """As it is written: `2h`."""
+    seconds = age.total_seconds()
+    unit, size = next((each for each in (("h", 3600), ("m", 60)) if seconds and seconds % each[1] == 0), ("s", 1))
+    return f"{seconds / size:g}{unit}"

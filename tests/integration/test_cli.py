@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -293,6 +294,19 @@ class TestDeadLetters:
         )
         assert [(each["id"], each["tool"]) for each in agentq.data] == [(run_id, "pay") for run_id in ids]
 
+    def test_a_pause_is_not_forgotten_when_nothing_is_left(self, agentq: Agentq) -> None:
+        """The list is empty and the outage seems over, while calls wait for somebody to resume the tool."""
+        agentq("tools", "pause", "pay", "--yes")
+        assert agentq("dead-letters", "list") == ExitCode.DONE
+        assert "paused: pay" in agentq.err and "next: agentq tools resume pay\n" in agentq.err
+
+    def test_a_time_that_is_none_is_said_once(self, agentq: Agentq, stage: Stage) -> None:
+        """By the name that was typed, and not for each of a hundred runs."""
+        ids = [stage.unknown(), stage.unknown()]
+        code = agentq("dead-letters", "replay", *ids, "--did-not-happen", "--looked-at", "TIME", "--yes")
+        assert code == ExitCode.REFUSED
+        assert agentq.err.count("--looked-at is 'TIME'") == 1 and "or now" in agentq.err
+
     def test_no_dead_letters_is_good_news(self, agentq: Agentq) -> None:
         """Silence could also mean that the command did nothing."""
         assert agentq("dead-letters", "list") == ExitCode.DONE
@@ -365,6 +379,28 @@ class TestTerminal:
         monkeypatch.setenv("NO_COLOR", "1")
         assert "\x1b[" not in at_terminal(["runs", "list"]).shown
 
+    @pytest.mark.parametrize(
+        ("arguments", "stays"),
+        [
+            (["runs", "list"], "NOTE"),
+            (["dead-letters", "list", "--each"], "ERROR"),
+            (["dead-letters", "list", "--group"], "NEWEST"),
+            (["tools", "pauses"], "REASON"),
+        ],
+    )
+    def test_lists_fit_into_80_columns(
+        self, arguments: list[str], stays: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Lines that wrap can't be read at a glance: what matters least makes room, what to act on stays."""
+        monkeypatch.setenv("NO_COLOR", "")
+        stage.unknown(PLAIN)
+        stage.queued(agent="an-agent-of-a-long-name")
+        stage.pausing.pause("pay", None, reads=False, actor="a person of a long name", reason="it is down " * 9)
+        table = re.sub(r"\x1b\[[0-9;]*m", "", at_terminal(arguments, columns_count=80).shown)
+        lines = [line.rstrip() for line in table.splitlines() if line and not line.startswith("next: ")]
+        assert len(lines) > 1 and max(map(len, lines)) <= 80
+        assert stays in lines[0]
+
     def test_a_reader_that_leaves_is_no_error(self, stage: Stage) -> None:
         """`agentq runs list | head -1` must not end in a traceback."""
         for _ in range(20):
@@ -404,11 +440,13 @@ class TestTerminal:
 class at_terminal:
     """A command with a terminal: what it showed, and its exit code. `answer` is typed once it has shown `after`."""
 
-    def __init__(self, arguments: list[str], *, answer: str = "", after: str = "[y/N]") -> None:
+    def __init__(
+        self, arguments: list[str], *, answer: str = "", after: str = "[y/N]", columns_count: int = 200
+    ) -> None:
         command = [sys.executable, "-m", "agentq.cli.main", *arguments]
         pid, terminal = pty.fork()
         if pid == 0:
-            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "200"})
+            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": str(columns_count)})
         self._terminal = terminal
         self.shown = ""
         try:

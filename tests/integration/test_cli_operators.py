@@ -184,7 +184,7 @@ class TestPurge:
         ("arguments", "message"),
         [
             (("--older-than", "30d"), "Nobody is at the terminal to ask: add --yes"),
-            (("--older-than", "0s", "--yes"), "older_than is 0:00:00; it takes 2:00:00 or more"),
+            (("--older-than", "0s", "--yes"), "older_than is 0s; it takes 2h or more"),
             (("--older-than", "30", "--yes"), "older_than is '30'; it takes an age such as 12h, 30d, 8w"),
             (("--older-than", "2026-01-31", "--yes"), "it takes an age such as"),
             (("--older-than", "999999w", "--yes"), "no run is that old"),
