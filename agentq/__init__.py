@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentq.domain.effects import ToolEffect
     from agentq.domain.failures import AuditPersistenceFailedException, FailureClass, FailureClassifier
     from agentq.domain.function_model import FunctionModel
-    from agentq.domain.model import RunStatus
+    from agentq.domain.model import RunStatus, ToolCall
     from agentq.domain.probes import ProbeAnswer
     from agentq.domain.tools import ToolContext, ToolError, tool
 
@@ -25,6 +25,7 @@ __all__ = [
     "FunctionModel",
     "ProbeAnswer",
     "RunStatus",
+    "ToolCall",
     "ToolContext",
     "ToolEffect",
     "ToolError",
@@ -40,6 +41,7 @@ _HOMES = {
     "FunctionModel": "agentq.domain.function_model",
     "ProbeAnswer": "agentq.domain.probes",
     "RunStatus": "agentq.domain.model",
+    "ToolCall": "agentq.domain.model",
     "ToolContext": "agentq.domain.tools",
     "ToolEffect": "agentq.domain.effects",
     "ToolError": "agentq.domain.tools",

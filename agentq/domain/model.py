@@ -84,13 +84,13 @@ class StepRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that a model asked for. `id` is the model's own name for it.
+    """A call that a model asked for. `id` is the model's own name for it; a call without one gets its own.
 
     `arguments_error` says why the model's arguments were no JSON object (`arguments` is empty then): such a call is
     never made, the text becomes its error result.
     """
 
-    id: str
+    id: str = ""
     name: str
     arguments: dict[str, Any]
     arguments_error: str | None = None

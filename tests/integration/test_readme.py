@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 from tests.support.workers import WorkerProcess, environment
 
 README = Path(__file__).parents[2] / "README.md"
-ANSWER = "You asked: Refund order 17"
+ANSWER = 'Found: {"order_id":"17","amount_cents":4200}'
 
 
 def example(name: str) -> str:
@@ -115,7 +115,8 @@ def test_the_probe_example_finds_what_was_lost(tmp_path: Path, monkeypatch: pyte
 def test_the_client_example_prints_the_answer(settings: Settings) -> None:
     """It needs no agent's code: it runs where the agents can't be imported."""
     printed = run_script(example("client"), settings)
-    assert printed.splitlines() == [f"completed {ANSWER}", "1 model None completed"]
+    steps = ["1 model None completed", "2 tool look_up_order completed", "3 model None completed"]
+    assert printed.splitlines() == [f"completed {ANSWER}", *steps]
     with AgentQ(settings) as client:
         assert client.get_by_key("ticket-991").input == "Refund order 17"
 
