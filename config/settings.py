@@ -55,7 +55,8 @@ class Settings:
     """How long a tool's probe may take: it looks something up. One that hangs is ended with its process."""
 
     probes_max: int = 8
-    """How often a write's probe is asked before a person is: with waits that double, for some minutes."""
+    """How often a write's probe is asked before a person is: with waits that double, for some minutes, which is
+    as long as most receivers need to know."""
 
     model_timeout_seconds: float = 120.0
     """How long one model turn may take: long answers of slow models take a minute."""
@@ -67,7 +68,8 @@ class Settings:
     """Requeues of a step whose call was made and failed in a retryable way: enough for a blink of a service."""
 
     crashes_max: int = 3
-    """How often a step may lose its process: enough for a deploy and bad luck, few enough to stop a poison step."""
+    """How often a step may lose its process: enough for a deploy and bad luck, few enough to stop a step that kills
+    its process."""
 
     backoff_seconds: float = 1.0
     """The first wait before a retry; doubled for each further one, with full jitter, up to a minute."""
@@ -126,6 +128,7 @@ class Settings:
     """Where Flower listens: not beyond this machine unless credentials are set."""
 
     flower_port: int = 5555
+    """Flower's own default."""
 
     flower_basic_auth: str = ""
     """`user:password`; needed for any address but loopback."""

@@ -50,9 +50,6 @@ class ProbeAnswer:
         return cls(ProbeVerdict.CANT_TELL)
 
 
-PROBES_MAX = 8  # With waits that double, some minutes: as long as most receivers need to know.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A tool's function that asks about one call, with what it takes. It is a read: it may run again."""

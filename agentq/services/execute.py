@@ -21,7 +21,7 @@ from agentq.domain.failures import AuditPersistenceFailedException, FailureClass
 from agentq.domain.loop import assistant_message, conversation, steps_for
 from agentq.domain.model import DeadLetterReason, Fence, Json, RunMode, RunStatus, StepKind, StepRef
 from agentq.domain.outcomes import Answer, Join, Recorded, Retried, Stopped, Turn
-from agentq.domain.probes import PROBES_MAX, ProbeReport, ProbeVerdict
+from agentq.domain.probes import ProbeReport, ProbeVerdict
 from agentq.domain.retry import RetryPolicy, describe
 from agentq.domain.tools import ResultNotJsonError, Tool, ToolContext, ToolError
 from agentq.ports.dispatch import Dispatcher, Wakeup
@@ -59,8 +59,8 @@ class Limits:
     hand_back_seconds: float
     result_bytes_max: int
     turns_max: int
-    probe_deadline_seconds: float = 10.0
-    probes_max: int = PROBES_MAX
+    probe_deadline_seconds: float
+    probes_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from agentq.domain.errors import BrokerUnavailableError, LeasesUnavailableError, StoreUnavailableError
 from agentq.domain.model import Charge, Fence, StepKind, StepRef
 from agentq.domain.outcomes import Retried, Stopped
-from agentq.domain.probes import PROBES_MAX
 from agentq.domain.retry import RetryPolicy
 from agentq.ports.dispatch import Dispatcher, Wakeup
 from agentq.ports.keeping import InFlight, KeeperStore
@@ -52,7 +51,7 @@ class Reaper:
     leases: Leases
     dispatcher: Dispatcher
     policy: RetryPolicy
-    probes_max: int = PROBES_MAX
+    probes_max: int
 
     def reap(self) -> Reaped:
         """One pass over everything in flight and every run that stands still."""
@@ -178,8 +177,8 @@ def judge(
     policy: RetryPolicy,
     *,
     is_drained: bool,
+    probes_max: int,
     dead_process: str | None = None,
-    probes_max: int = PROBES_MAX,
 ) -> Retried | Stopped | Republish | AskProbe | None:
     """What to do about a step in flight; None: wait.
 

@@ -131,6 +131,7 @@ LIMITS = Limits(
     hand_back_seconds=60.0,
     result_bytes_max=1_000_000,
     turns_max=10,
+    probe_deadline_seconds=10.0,
     probes_max=2,
 )
 

@@ -31,6 +31,8 @@ SETTLE_PATIENCE_SECONDS = 60.0
 HAND_BACK_SECONDS = 60.0
 RESULT_BYTES_MAX = 1000
 TURNS_MAX = 5
+PROBE_DEADLINE_SECONDS = 10.0
+PROBES_MAX = 8
 TRIES_MAX = 3
 PATIENCE_SECONDS = 3600.0
 
@@ -73,6 +75,8 @@ class Spine:
                 hand_back_seconds=HAND_BACK_SECONDS,
                 result_bytes_max=RESULT_BYTES_MAX,
                 turns_max=TURNS_MAX,
+                probe_deadline_seconds=PROBE_DEADLINE_SECONDS,
+                probes_max=PROBES_MAX,
             ),
             new_owner=self.new_owner,
             dispatcher=dispatcher,

@@ -55,6 +55,7 @@ def main() -> None:
         leases=StoppingLeases(work.leases),
         dispatcher=work.dispatcher,
         policy=RetryPolicy(FailureClassifier(), budgets),
+        probes_max=work.settings.probes_max,
     ).reap()
 
 

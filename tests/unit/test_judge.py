@@ -17,7 +17,7 @@ from agentq.ports.keeping import InFlight
 from agentq.ports.leases import DeathNote, LeaseView
 from agentq.services.reap import GRACE_SECONDS, REPUBLISH_SECONDS_MIN, Reaped, Reaper, Republish, judge, session_ref
 from tests.support.fakes import FakeClock, RecordingDispatcher, ScriptedLeases, ScriptedSteps
-from tests.support.spine import policy
+from tests.support.spine import PROBES_MAX, policy
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN, READ, Stage
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -106,7 +106,7 @@ READS: dict[str, tuple[InFlight, LeaseView, bool, object]] = {
 def test_a_step_without_a_fence(situation: str) -> None:
     """Lost messages cost nothing; only deaths are charged."""
     step, view, is_drained, expected = READS[situation]
-    change = judge(step, view, policy(), is_drained=is_drained)
+    change = judge(step, view, policy(), is_drained=is_drained, probes_max=PROBES_MAX)
     assert isinstance(change, Republish) if expected is Republish else change == expected
 
 
@@ -159,7 +159,7 @@ FENCES: dict[str, tuple[InFlight, LeaseView, str | None, object]] = {
 def test_a_step_under_a_fence(situation: str) -> None:
     """A write is judged only after its time, and a plain one is never requeued by the machine."""
     step, view, dead_process, expected = FENCES[situation]
-    assert judge(step, view, policy(), is_drained=True, dead_process=dead_process) == expected
+    assert judge(step, view, policy(), is_drained=True, probes_max=PROBES_MAX, dead_process=dead_process) == expected
 
 
 # --- A pass -----------------------------------------------------------------------------------------------------
@@ -177,7 +177,12 @@ class Grave:
         self.steps = ScriptedSteps(stage.steps)
         self.broker = RecordingDispatcher()
         self.reaper = Reaper(
-            keeping=stage.keeping, steps=self.steps, leases=self.leases, dispatcher=self.broker, policy=policy()
+            keeping=stage.keeping,
+            steps=self.steps,
+            leases=self.leases,
+            dispatcher=self.broker,
+            policy=policy(),
+            probes_max=PROBES_MAX,
         )
 
     def die_over(self, run_id: str, number: int = FIRST_CALL, *, owner: str = f"{PROCESS}1/x") -> StepRef:

@@ -20,12 +20,11 @@ from agentq.ports.leases import LeaseView
 from agentq.ports.steps import Loaded, RunHead
 from agentq.services.probe import AskAgain, after_probe
 from agentq.services.reap import AskProbe, Republish, judge
-from tests.support.spine import Spine, policy
+from tests.support.spine import PROBES_MAX, Spine, policy
 from tests.support.stage import FIRST_CALL, KEYED, PLAIN
 
 MakeSpine = Callable[..., Spine]
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-PROBES_MAX = 8
 
 
 def pay(context: ToolContext, order: str, cents: int = 5) -> str:
@@ -275,17 +274,17 @@ def in_flight(over: Fence, *, is_past: bool = False, seconds: float = 1.0, is_ca
 )
 def test_the_reaper_has_a_probe_asked_when_nobody_holds_it(step: InFlight, view: LeaseView, expected: type) -> None:
     """A person is called only when the budget is spent; a question that waits in a queue isn't counted again."""
-    assert isinstance(judge(step, view, policy(), is_drained=False), expected)
+    assert isinstance(judge(step, view, policy(), is_drained=False, probes_max=PROBES_MAX), expected)
 
 
 def test_a_turn_whose_process_died_runs_next_alone_and_only_then_is_charged() -> None:
     """A hundred turns shared the process; ninety-nine of them are innocent."""
     step = in_flight(fence())
     turn = replace(step, fence=None, wakeup=replace(step.wakeup, kind=StepKind.MODEL, tool=None))
-    first = judge(turn, DIED, policy(), is_drained=False)
+    first = judge(turn, DIED, policy(), is_drained=False, probes_max=PROBES_MAX)
     assert isinstance(first, Retried) and (first.charge, first.is_isolated) == (Charge.NOTHING, True)
     alone = replace(turn, wakeup=replace(turn.wakeup, is_isolated=True))
-    second = judge(alone, DIED, policy(), is_drained=False)
+    second = judge(alone, DIED, policy(), is_drained=False, probes_max=PROBES_MAX)
     assert isinstance(second, Retried) and second.charge is Charge.CRASH
 
 

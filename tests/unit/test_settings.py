@@ -1,13 +1,17 @@
 """Settings: what an environment may say, and one clear line for everything else."""
 
+import ast
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from agentq.config import settings as settings_module
 from agentq.config.settings import PREFIX, Settings, environment_of, load_settings
 from agentq.domain.errors import ConfigurationError
 
+MODULE = Path(settings_module.__file__)
 NAMES = [field.name for field in fields(Settings)]
 
 
@@ -120,6 +124,19 @@ def test_every_default_is_one_that_the_environment_could_give(name: str) -> None
     default = getattr(Settings(), name)
     text = ",".join(default) if isinstance(default, tuple) else str(default)
     assert getattr(load(**{name.upper(): text}), name) == default
+
+
+def test_every_setting_has_its_reason() -> None:
+    """Whoever changes one must know what it was for."""
+    [settings] = [each for each in ast.parse(MODULE.read_text()).body if getattr(each, "name", "") == "Settings"]
+    assert isinstance(settings, ast.ClassDef)
+    explained = [
+        field.target.id
+        for field, reason in pairwise(settings.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(reason, ast.Expr) and isinstance(reason.value, ast.Constant)
+    ]
+    assert explained == NAMES
 
 
 def test_a_command_is_split_as_a_shell_would() -> None:
