@@ -1,6 +1,5 @@
 """The entry point of the `agentq` command: its list of commands, and how each kind of error ends it."""
 
-import os
 import sys
 from typing import NoReturn
 
@@ -60,9 +59,9 @@ def main() -> NoReturn:
 def run_command(arguments: list[str]) -> int:
     """Run one command; its exit code."""
     try:
+        _check_readable(arguments)
         code = cli.main(arguments, prog_name="agentq", standalone_mode=False)
     except ReaderGoneError:
-        _close_stdout()
         return ExitCode.DONE  # Whoever reads has what they wanted.
     except (click.Abort, KeyboardInterrupt):
         say("interrupted")
@@ -84,9 +83,13 @@ def _show_usage_error(error: click.ClickException) -> None:
         say(f"see {error.ctx.command_path} --help")
 
 
-def _close_stdout() -> None:
-    """Let the interpreter's own flush at exit go nowhere, rather than complain that nobody reads."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _check_readable(arguments: list[str]) -> None:
+    """Here for all commands: no name, id or reason of a database can be what isn't text."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{argument!r} isn't valid UTF-8 text") from None
 
 
 if __name__ == "__main__":

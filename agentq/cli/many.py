@@ -10,10 +10,11 @@ import click
 
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.hints import same_command
-from agentq.cli.output import Format, View, emit_list, emit_text, is_terminal, say, suggest
+from agentq.cli.output import Format, ReaderGoneError, View, emit_list, emit_text, is_terminal, say, suggest
 from agentq.cli.progress import Progress
 from agentq.cli.session import ask
-from agentq.domain.errors import InvalidInputError
+from agentq.domain.decisions import RUNS_PER_SECOND_MIN
+from agentq.domain.errors import AgentqError, InvalidInputError
 from agentq.domain.fingerprint import masked
 from agentq.ports.deciding import Decided
 
@@ -43,7 +44,7 @@ def parse_rate(text: str) -> float:
         rate = float(number) / _UNITS[slash + unit]
     except (KeyError, ValueError):
         rate = 0
-    if not 0 < rate <= 1_000_000:  # noqa: PLR2004 - also turns down what isn't finite
+    if not RUNS_PER_SECOND_MIN <= rate <= 1_000_000:  # noqa: PLR2004 - also turns down what isn't finite
         raise InvalidInputError(f"rate is {text!r}; it takes so many runs a second, or as 600/m or 1000/h")
     return rate
 
@@ -99,21 +100,32 @@ def decide_about_many(
     every = " (every one that is open)" if matching == open_count > 1 else f" of {open_count:,}"
     question = verb.question.format(scope + every)
     if dry_run:
-        tally = _carry_out(decide(dry_run=True), f"would be {verb.past}", matching, output)
+        tally = Tally()
+        _carry_out(decide(dry_run=True), tally, f"would be {verb.past}", matching, output)
         if output.is_for_people and tally.done:
             suggest(same_command(without="--dry-run"))
         return tally.exit_code
     if not yes and is_terminal(sys.stdin) and is_terminal(sys.stderr):
         say("rehearsing ...")
-        tally = _carry_out(decide(dry_run=True), f"would be {verb.past}", matching, Format.TABLE)
+        tally = Tally()
+        _carry_out(decide(dry_run=True), tally, f"would be {verb.past}", matching, Format.TABLE)
         if not tally.done:
             return tally.exit_code
     ask(question, yes=yes)
-    return _carry_out(decide(runs_per_second=rate), verb.past, matching, output).exit_code
+    tally = Tally()
+    try:
+        _carry_out(decide(runs_per_second=rate), tally, verb.past, matching, output)
+    except (AgentqError, ReaderGoneError) as error:
+        if not tally.done:
+            raise
+        if isinstance(error, AgentqError):
+            say(f"error: {error}", style="red")
+        return ExitCode.PARTLY_DONE
+    return tally.exit_code
 
 
-def _carry_out(batches: Iterator[list[Decided]], past: str, matching: int, output: Format) -> Tally:
-    tally, progress, views = Tally(), Progress(), []
+def _carry_out(batches: Iterator[list[Decided]], tally: Tally, past: str, matching: int, output: Format) -> None:
+    progress, views = Progress(), []
     try:
         for decided in batches:
             tally.add(decided)
@@ -129,12 +141,13 @@ def _carry_out(batches: Iterator[list[Decided]], past: str, matching: int, outpu
     except BaseException:
         progress.end()
         say(f"{tally.done:,} {past}, {tally.left:,} left; the same command again goes on with the rest", style="yellow")
+        if output is Format.JSON:
+            emit_list(views, [], output, none="")
         raise
     progress.end()
     if output is Format.JSON:
         emit_list(views, [], output, none="")
     _conclude(tally, past)
-    return tally
 
 
 def _conclude(tally: Tally, past: str) -> None:

@@ -5,12 +5,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from agentq.domain.errors import AgentqError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +41,10 @@ SHRUNK_CHARACTERS = 12  # What a column that may shrink keeps: enough to recogni
 
 class ReaderGoneError(Exception):
     """Nobody reads stdout any more: the rest isn't wanted. (Click would call a broken pipe a failure.)"""
+
+
+class OutputError(AgentqError):
+    """What stdout was led to doesn't take any more."""
 
 
 class Format(StrEnum):
@@ -135,11 +142,21 @@ def emit_one(view: View, output: Format, show: Callable[[], None], *, id_of: str
 
 
 def emit_text(text: str) -> None:
-    """Data, on stdout, at once. Raises ReaderGoneError."""
+    """Data, on stdout, at once. Raises ReaderGoneError or OutputError, after which stdout goes nowhere."""
     try:
         click.echo(text)
     except BrokenPipeError:
+        _close_stdout()
         raise ReaderGoneError from None
+    except OSError as error:
+        _close_stdout()
+        raise OutputError(f"stdout can't be written: {error.strerror}") from None
+
+
+def _close_stdout() -> None:
+    """Let the interpreter's own flush at exit go nowhere, rather than complain once more."""
+    with suppress(OSError):  # One that isn't a file has nothing left to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit_table(views: Sequence[View], columns: Sequence[Column]) -> None:
@@ -282,11 +299,12 @@ def painted(cell: Cell, stream: IO[Any]) -> str:
     return click.style(cell.text, fg=colour, bold=bool(is_bold) or None)
 
 
-def is_terminal(stream: IO[Any]) -> bool:
-    return not stream.closed and stream.isatty()
+def is_terminal(stream: IO[Any] | None) -> bool:
+    """None is what Python has for one that its caller closed."""
+    return stream is not None and not stream.closed and stream.isatty()
 
 
-def is_colourful(stream: IO[Any]) -> bool:
+def is_colourful(stream: IO[Any] | None) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -10,7 +10,17 @@ import click
 
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.hints import same_command
-from agentq.cli.output import Format, View, emit_one, emit_text, is_terminal, output_options, say, suggest
+from agentq.cli.output import (
+    Format,
+    ReaderGoneError,
+    View,
+    emit_one,
+    emit_text,
+    is_terminal,
+    output_options,
+    say,
+    suggest,
+)
 from agentq.cli.progress import Progress
 from agentq.cli.session import actor_option, ask, connected, yes_option
 from agentq.domain.errors import AgentqError
@@ -75,9 +85,12 @@ def purge(
             _carry_out(batches, tally, "purged", output)
         except BaseException as error:
             say(f"{tally.runs:,} runs were purged; the same command again goes on with the rest", style="yellow")
-            if not tally.runs or not isinstance(error, AgentqError):
+            if not tally.runs or not isinstance(error, AgentqError | ReaderGoneError):
                 raise
-            say(f"error: {error}", style="red")
+            if isinstance(error, AgentqError):
+                say(f"error: {error}", style="red")
+            if not output.is_for_people:
+                _conclude(tally, output, is_rehearsal=False)
             return ExitCode.PARTLY_DONE
     return _conclude(tally, output, is_rehearsal=False)
 

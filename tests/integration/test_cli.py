@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from tests.support.databases import fresh_sqlite
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 from tests.support.valkey import ValkeyServer
 from tests.support.waiting import eventually
+
+FULL_DISK = Path("/dev/full")
 
 AGENTS = """
 import time
@@ -415,6 +418,34 @@ class TestTerminal:
         assert listing.stderr.read() == b""
         listing.stderr.close()
         assert listing.wait(10) == ExitCode.DONE
+
+    @pytest.mark.parametrize("command", [("runs", "list"), ("runs", "list", "-o", "jsonl"), ("audit", "export")])
+    def test_a_full_disk_is_one_line(self, stage: Stage, command: tuple[str, ...]) -> None:
+        """`agentq audit export > FILE` every night: half a file must not look like a whole one."""
+        stage.queued()
+        if not FULL_DISK.exists():
+            pytest.skip("no device that is always full")
+        with FULL_DISK.open("w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "agentq.cli.main", *command],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (ended.returncode, ended.stderr) == (
+            ExitCode.FAILED,
+            "error: stdout can't be written: No space left on device\n",
+        )
+
+    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+    def test_closed_streams_change_no_exit_code(self, stage: Stage, closed: str) -> None:
+        """Some supervisors and cron jobs start programs so."""
+        stage.queued()
+        for command, code in (("runs list", ExitCode.DONE), ("dead-letters discard nowhere", ExitCode.REFUSED)):
+            agentq = f"{shlex.quote(sys.executable)} -m agentq.cli.main"
+            ended = subprocess.run(["sh", "-c", f"{agentq} {command} {closed}"], capture_output=True, check=False)
+            assert (ended.returncode, b"Traceback" in ended.stderr) == (code, False)
 
     def test_ctrl_c_is_clean(self, stage: Stage) -> None:
         """Following is ended by it every time."""

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -179,6 +181,25 @@ class TestPurge:
         assert agentq.out == "0 runs purged, kept: 1 with a contradiction\n"
         assert agentq("purge", "--older-than", "30d", "--yes", "--with-contradictions") == ExitCode.DONE
         assert agentq.out == "1 runs purged\n"
+
+    def test_a_purge_whose_reader_leaves_is_partly_done(self, stage: Stage) -> None:
+        """`agentq purge ... -o ids | head -1`: the rest stays, and the exit code doesn't say that all went."""
+        run_ids = {old(stage), old(stage)}
+        purge = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "agentq.cli.main", "purge"),
+                *("--older-than", "30d", "--batch", "1", "--yes", "-o", "ids"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert purge.stdout is not None and purge.stderr is not None
+        purge.stdout.close()
+        told = b"1 runs were purged; the same command again goes on with the rest\n"
+        assert purge.stderr.read() == told
+        purge.stderr.close()
+        assert purge.wait(10) == ExitCode.PARTLY_DONE
+        assert len({run.id for run in stage.runs.runs(RunFilter(limit=10))} & run_ids) == 1
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
