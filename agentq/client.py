@@ -13,7 +13,7 @@ from typing import Any, Self
 from agentq.bootstrap import Wiring
 from agentq.config.settings import Settings, load_settings
 from agentq.domain.audit import AuditFinding
-from agentq.domain.decisions import Asking, Choice, Discarding, Replaying, Ruling
+from agentq.domain.decisions import RUNS_PER_SECOND_MIN, Asking, Choice, Discarding, Replaying, Ruling, signed
 from agentq.domain.errors import InvalidInputError, UnknownAgentError, WaitTimeoutError
 from agentq.domain.ledger import Ledger
 from agentq.domain.model import DeadLetter, DeadLetterGroup, Decision, Event, Json, Run, RunMode, RunStatus, Step
@@ -26,7 +26,7 @@ from agentq.ports.deciding import Decided
 from agentq.ports.purging import PurgedBatch
 from agentq.ports.runs import ServedAgent
 from agentq.services.decide import decide
-from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, new_run_id, request_from
+from agentq.services.enqueue import Enqueued, EnqueueRequest, check, enqueue, json_text, new_run_id, request_from
 from agentq.services.ledger import read_ledger
 from agentq.services.purge import BATCH_RUNS, purge
 from agentq.services.replay import replay as replay_run
@@ -167,7 +167,7 @@ class AgentQ:
 
         Raises NotFoundError.
         """
-        return self._wiring.runs.cancel(run_id, actor=actor or self._actor, reason=reason)
+        return self._wiring.runs.cancel(run_id, **signed(actor or self._actor, reason))
 
     def dead_letters(self, **filters: Any) -> list[DeadLetter]:
         """Runs that stopped and wait for a person; contradictions first, then newest first. Filters as for `runs`."""
@@ -192,7 +192,7 @@ class AgentQ:
         ruling = _ruling(happened, did_not_happen, looked_at)
         if ruling is None:
             raise InvalidInputError("say what became of the write: happened=<its result>, or did_not_happen=True")
-        return self._wiring.decisions.resolve(run_id, ruling, actor=actor or self._actor, reason=reason)
+        return self._wiring.decisions.resolve(run_id, ruling, **signed(actor or self._actor, reason))
 
     def resolve_by_probe(self, run_id: str, *, reason: str = "", actor: str | None = None) -> Step:
         """Have the tool's probe asked again what became of an unknown write; a worker does it, within seconds.
@@ -200,7 +200,7 @@ class AgentQ:
         By its answer the run goes on, or the write is made again; if it can't tell, the run is a dead letter again.
         Raises NotFoundError, AlreadyDecidedError, RefusedError (the tool had no probe, an interactive run).
         """
-        return self._wiring.decisions.resolve_by_probe(run_id, actor=actor or self._actor, reason=reason)
+        return self._wiring.decisions.resolve_by_probe(run_id, **signed(actor or self._actor, reason))
 
     def discard(self, run_id: str, *, reason: str = "", actor: str | None = None) -> RunStatus:
         """Give a dead-lettered run up, for good: it leaves the list, stays failed, and can't be replayed, only copied.
@@ -208,7 +208,7 @@ class AgentQ:
         An unknown write of it stays unknown, and is written down as that. Returns the status after. Raises
         NotFoundError, AlreadyDecidedError, RefusedError (no dead letter).
         """
-        return self._wiring.decisions.discard(run_id, actor=actor or self._actor, reason=reason)
+        return self._wiring.decisions.discard(run_id, **signed(actor or self._actor, reason))
 
     def replay_plan(
         self, run_id: str, *, from_step: int | None = None, repeat_writes: Iterable[int] = ()
@@ -305,8 +305,10 @@ class AgentQ:
         runs_per_second: float | None = None,
         dry_run: bool = False,
     ) -> Iterator[list[Decided]]:
-        if runs_per_second is not None and not 0 < runs_per_second < math.inf:
-            raise InvalidInputError(f"runs_per_second is {runs_per_second!r}; it takes a number above 0")
+        if runs_per_second is not None and not RUNS_PER_SECOND_MIN <= runs_per_second < math.inf:
+            raise InvalidInputError(
+                f"runs_per_second is {runs_per_second!r}; it takes a number above 0, one a day or more"
+            )
         chosen = parse_filters(filters)
         return decide(
             chosen if filters.get("limit") else replace(chosen, limit=sys.maxsize),
@@ -320,8 +322,7 @@ class AgentQ:
 
     def _deciding(self, actor: str | None, reason: str) -> dict[str, Any]:
         return {
-            "actor": actor or self._actor,
-            "reason": reason,
+            **signed(actor or self._actor, reason),
             "decisions": self._wiring.decisions,
             "runs": self._wiring.runs,
             "dispatcher": self._wiring.dispatcher,
@@ -347,13 +348,13 @@ class AgentQ:
         From when it returns no write of them begins; those that are in flight go on. With `reads` reading calls wait
         too, within a second. Steps that wait cost their runs nothing. Pausing again changes `reads` and `reason`.
         """
-        return self._wiring.pausing.pause(tool, agent, reads=reads, actor=actor or self._actor, reason=reason)
+        return self._wiring.pausing.pause(tool, agent, reads=reads, **signed(actor or self._actor, reason))
 
     def resume(
         self, tool: str | None = None, *, agent: str | None = None, reason: str = "", actor: str | None = None
     ) -> int:
         """End the pause with the same tool and agent; returns how many steps waited for it. Raises NotFoundError."""
-        return self._wiring.pausing.resume(tool, agent, actor=actor or self._actor, reason=reason)
+        return self._wiring.pausing.resume(tool, agent, **signed(actor or self._actor, reason))
 
     def writes_in_flight(self, tool: str | None = None, *, agent: str | None = None) -> int:
         """How many calls of writing tools are under way in active runs, or have an outcome that nobody knows yet."""
@@ -491,5 +492,6 @@ def _ruling(happened: Json, did_not_happen: bool, looked_at: datetime | str | No
         looked = None if looked_at == "now" else parse_time("looked_at", looked_at, datetime.now(UTC))
         return Ruling(decision=Decision.DID_NOT_HAPPEN, looked_at=looked)
     if happened is not _NOT_GIVEN:
+        json_text("happened", happened)  # What can't be kept as it was said is asked for anew, not kept otherwise.
         return Ruling(decision=Decision.HAPPENED, result=happened)
     return None

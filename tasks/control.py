@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from celery import Task
 from celery.exceptions import Reject
 
+from agentq.domain.decisions import signed
 from agentq.domain.errors import AgentqError, StoreUnavailableError
 from agentq.services.enqueue import enqueue_message
 from agentq.services.replay import replay as replay_run
@@ -45,7 +46,7 @@ def enqueue_run(self: "Task[Any, Any]", **message: Any) -> str:
 @app.task(name="agentq.cancel", throws=(AgentqError,))
 def cancel(run_id: str, reason: str = "", actor: str = "celery") -> str:
     """Cancel a run; the status after."""
-    return _when_store_answers(lambda: wiring().runs.cancel(run_id, actor=actor, reason=reason))
+    return _when_store_answers(lambda: wiring().runs.cancel(run_id, **signed(actor, reason)))
 
 
 @app.task(name="agentq.replay", throws=(AgentqError,))
@@ -56,8 +57,7 @@ def replay(run_id: str, reason: str = "", actor: str = "celery") -> None:
         lambda: replay_run(
             run_id,
             None,
-            actor=actor,
-            reason=reason,
+            **signed(actor, reason),
             decisions=work.decisions,
             runs=work.runs,
             dispatcher=work.dispatcher,

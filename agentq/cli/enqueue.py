@@ -1,7 +1,6 @@
 """`agentq enqueue`: queue a run, or many from a file, and watch one to its end if wanted."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import click
 
 from agentq.cli.exit_codes import ExitCode
 from agentq.cli.output import Format, emit_list, emit_one, emit_text, output_options, say, suggest
-from agentq.cli.session import connected
+from agentq.cli.session import connected, text_of_stdin
 from agentq.cli.watch import conclude, watch
 from agentq.domain.errors import InvalidInputError
 from agentq.domain.model import Json
@@ -89,8 +88,8 @@ def given_input(text: str | None, input_json: str | None) -> Json:
     if (text is None) == (input_json is None):
         raise click.UsageError("give the INPUT as a text, or as --input-json; one of them")
     if text is not None:
-        return sys.stdin.read() if text == "-" else text
-    return parse_json("--input-json", sys.stdin.read() if input_json == "-" else str(input_json))
+        return text_of_stdin() if text == "-" else text
+    return parse_json("--input-json", text_of_stdin() if input_json == "-" else str(input_json))
 
 
 def parse_json(name: str, text: str) -> Json:
@@ -120,7 +119,7 @@ def _enqueue_many(source: str, output: Format) -> ExitCode:
 
 def _read_jsonl(source: str) -> list[dict[str, Any]]:
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+        text = text_of_stdin() if source == "-" else Path(source).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{source!r} can't be read: {error}") from None
     requests = []

@@ -61,9 +61,15 @@ def choose_many(function: _Function) -> _Function:
 
 
 def chosen_filters(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options of `choose_many` that were given, by the names of the filter grammar."""
+    """Those of the options of `choose_many` that were given, by the names of the filter grammar.
+
+    An empty one, such as a shell's unset variable, would choose more than was meant. Raises click.UsageError.
+    """
+    for name, value in options.items():
+        if value == "":
+            raise click.UsageError(f"--{name.replace('_', '-')} is empty: say what it takes, or leave it out")
     named = {"reason" if name == "stop_reason" else name: value for name, value in options.items()}
-    return {name: value for name, value in named.items() if name != "everything" and value not in (None, (), "")}
+    return {name: value for name, value in named.items() if name != "everything" and value not in (None, ())}
 
 
 def _add(function: _Function, options: tuple[Callable[[_Function], _Function], ...]) -> _Function:

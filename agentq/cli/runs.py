@@ -30,6 +30,8 @@ from agentq.cli.watch import event_line
 from agentq.domain.pauses import parked_steps
 from agentq.views import event_view, ledger_view, parked_view, run_view
 
+SEQUENCE_MAX = 2**31 - 1  # The largest that a database holds.
+
 _COMMANDS = {
     "list": LazyCommand("agentq.cli.runs:list_runs", "Runs, newest first."),
     "show": LazyCommand("agentq.cli.runs:show", "One run: its steps, every attempt at them, and what happened."),
@@ -118,7 +120,14 @@ def show(ids: tuple[str, ...], keys: tuple[str, ...], events: bool, output: Form
 @click.command()
 @click.argument("run_id", metavar="ID")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option("--after", default=0, show_default=True, metavar="SEQUENCE", help="Only what comes after this one.")
+@click.option(
+    "--after",
+    type=click.IntRange(0, SEQUENCE_MAX),
+    default=0,
+    show_default=True,
+    metavar="SEQUENCE",
+    help="Only what comes after this one.",
+)
 @output_options
 def events(run_id: str, follow: bool, after: int, output: Format) -> None:
     """A run's audit log, or what happens to it from now on."""

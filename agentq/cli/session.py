@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+ID_SHOWN_MAX = 100
+
 
 class DeclinedError(RefusedError):
     """The person at the terminal was asked, and said no."""
@@ -57,11 +59,24 @@ def given_ids(arguments: Sequence[str]) -> list[str]:
     """The ids of the command line; `-` stands for those on stdin, one a line. Each only once."""
     ids: list[str] = []
     for argument in arguments:
-        ids += [line.strip() for line in sys.stdin] if argument == "-" else [argument]
+        ids += [line.strip() for line in text_of_stdin().splitlines()] if argument == "-" else [argument]
     ids = list(dict.fromkeys(identifier for identifier in ids if identifier))
     if not ids:
         raise InvalidInputError("no ids on stdin; nothing to do")
+    for identifier in ids:
+        if not identifier.isprintable():
+            raise InvalidInputError(f"{identifier[:ID_SHOWN_MAX]!r} is no id: ids are printable characters")
     return ids
+
+
+def text_of_stdin() -> str:
+    """Raises InvalidInputError."""
+    if sys.stdin is None:
+        raise InvalidInputError("stdin is closed: nothing can be read from it")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"stdin isn't valid UTF-8 text: {error}") from None
 
 
 def ask(question: str, *, yes: bool) -> None:

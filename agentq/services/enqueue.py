@@ -163,7 +163,7 @@ def _check_agent(name: object, served: Mapping[str, ServedAgent]) -> ServedAgent
 
 
 def _check_input(value: object, agent: ServedAgent) -> Json:
-    text = _json_text("input", value)
+    text = json_text("input", value)
     size_bytes = len(text.encode())
     if size_bytes > agent.input_bytes_max:
         raise InvalidInputError(
@@ -189,11 +189,12 @@ def _check_metadata(value: object) -> dict[str, str]:
                 f"metadata[{key!r}] is {_shown(text)}; "
                 f"values are texts of at most {METADATA_VALUE_CHARACTERS_MAX} characters"
             )
-        _json_text(f"metadata[{key!r}]", text)
+        json_text(f"metadata[{key!r}]", text)
     return dict(value)
 
 
-def _json_text(name: str, value: object) -> str:
+def json_text(name: str, value: object) -> str:
+    """The value as JSON. Raises InvalidInputError that says by its name what can't be written as that."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
@@ -242,7 +243,7 @@ def _id_of_refusal(message_id: str) -> str:
 
 def _input_of_refusal(value: object) -> Json:
     try:
-        text = _json_text("input", value)
+        text = json_text("input", value)
     except InvalidInputError:
         return None
     return json.loads(text) if len(text) <= _INPUT_SHOWN_CHARACTERS else f"{text[:_INPUT_SHOWN_CHARACTERS]}..."

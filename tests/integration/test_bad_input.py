@@ -1,5 +1,6 @@
 """Bad input: one clear line that names what is wrong and what to do, and nothing is changed."""
 
+import io
 import os
 import subprocess
 import sys
@@ -186,12 +187,44 @@ class TestDecisions:
             (("runs", "list", "--limit", "0"), "0"),
             (("dead-letters", "resolve", "nowhere", "--happened", "1", "--yes"), "there is no run 'nowhere'"),
             (("dead-letters", "resolve", "nowhere", "--happened", "{", "--yes"), "--happened is not JSON"),
+            (("dead-letters", "resolve", "nowhere", "--happened", "NaN", "--yes"), "happened can't be written as JSON"),
+            (("dead-letters", "resolve", "nowhere", "--happened", '"\\ud800"', "--yes"), "half of a surrogate pair"),
             (("dead-letters", "replay", "nowhere", "--yes"), "there is no run 'nowhere'"),
+            (("dead-letters", "discard", "--tool", "pay", "--fingerprint", "", "--yes"), "--fingerprint is empty"),
+            (("dead-letters", "discard", "--stop-reason", "", "--all", "--yes"), "--stop-reason is empty"),
+            (("runs", "events", "nowhere", "--after", "9" * 20), "--after"),
         ],
     )
     def test_the_command_names_what_is_wrong(self, refusal: Refusal, arguments: tuple[str, ...], told: str) -> None:
         """Ids are pasted, filters are guessed, results are quoted wrongly."""
         assert told in refusal.of(*arguments)
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("runs", "show"),
+            ("dead-letters", "discard", "--yes", "--tool"),
+            ("tools", "pause", "--reason", "x"),
+        ],
+    )
+    def test_what_is_no_text_is_refused_by_every_command(self, refusal: Refusal, command: tuple[str, ...]) -> None:
+        """A terminal with another encoding sends such bytes; half of a change was made before the database met them."""
+        assert "'\\udcff' isn't valid UTF-8 text" in refusal.of(*command, os.fsdecode(b"\xff"))
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            (b"a\0b\n", "'a\\x00b' is no id"),
+            (b"\xff\n", "stdin isn't valid UTF-8 text"),
+            (b"\n \n", "no ids on stdin"),
+        ],
+    )
+    def test_rubbish_on_stdin_is_refused(
+        self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch, given: bytes, told: str
+    ) -> None:
+        """A pipe from the wrong file; none of its lines is acted on."""
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
+        assert told in refusal.of("dead-letters", "discard", "-", "--yes")
 
     def test_a_look_at_the_future_is_refused(self, stage: Stage) -> None:
         """It is in the audit log, as every decision that was asked for is; the dead letter stays as it was."""

@@ -218,6 +218,12 @@ class TestMany:
             (("replay", "--all", "--rate", "fast"), "rate is 'fast'"),
             (("replay", "--all", "--rate", "0"), "rate is '0'"),
             (("replay", "--all", "--rate", "nan"), "rate is 'nan'"),
+            (("replay", "--all", "--rate", "1e-300", "--yes"), "rate is '1e-300'"),
+            (
+                ("discard", "--all", "--reason", "x" * 2001, "--yes"),
+                "reason has 2,001 characters; it takes at most 2,000",
+            ),
+            (("discard", "--all", "--actor", "x" * 201, "--yes"), "actor has 201 characters"),
             (("replay", "--all", "-n", "0", "--yes"), "limit is 0"),
             (("resolve", "--all"), "say what became of the write"),
             (("resolve", "--all", "--happened", "nope"), "--happened is not JSON"),

@@ -195,6 +195,21 @@ class TestDeciding:
         ]
         assert [event.actor for event in client.events(run_id) if event.kind == "write.resolved"] == ["bob"]
 
+    @pytest.mark.parametrize("wrong", [{"reason": "x" * 1_000_000}, {"reason": None}, {"actor": "x" * 201}])
+    def test_a_reason_is_a_text_that_an_event_can_hold(
+        self, client: AgentQ, stage: Stage, wrong: dict[str, Any]
+    ) -> None:
+        """It is written once for each of ten thousand runs, and read by every verify and export afterwards."""
+        run_id = stage.unknown()
+        for change in (client.cancel, client.discard, client.resolve_by_probe, client.replay):
+            with pytest.raises(InvalidInputError, match="it takes a"):
+                change(run_id, **wrong)
+        with pytest.raises(InvalidInputError):
+            client.resolve(run_id, happened=1, **wrong)
+        with pytest.raises(InvalidInputError):
+            client.pause("pay", **wrong)
+        assert client.get(run_id).dead_letter is not None and not client.pauses()
+
     def test_a_replay_can_carry_the_decision(self, client: AgentQ, stage: Stage) -> None:
         """Two commands at night where one does are one too many."""
         run_id = stage.unknown()
