@@ -18,7 +18,7 @@ from agentq.domain.errors import AgentqError, IdempotencyConflictError, InvalidI
 from agentq.domain.model import Json
 from agentq.ports.dispatch import Dispatcher
 from agentq.ports.runs import NewRun, RunStore, ServedAgent
-from agentq.services.publish import publish_first_steps
+from agentq.services.publish import publish_within
 
 BATCH_RUNS = 500  # Runs of one transaction: far below the parameter limits of both databases.
 KEY_CHARACTERS_MAX = 200  # Fits an index of either database whatever the script.
@@ -80,7 +80,7 @@ def enqueue(
                 error.add_note(f"{len(enqueued)} runs are stored already; with idempotency keys, calling again is safe")
             raise
         wakeups = [one.wakeup for one in added if one.wakeup]
-        is_broker_there = publish_first_steps(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)
+        is_broker_there = publish_within(wakeups, runs=runs, dispatcher=dispatcher, backlog_max=backlog_max)
         enqueued += [
             Enqueued(run_id=one.run_id, is_new=one.is_new, warning=_warning(served[run.agent], is_broker_there))
             for one, run in zip(added, batch, strict=True)

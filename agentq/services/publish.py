@@ -9,19 +9,6 @@ from agentq.ports.dispatch import Dispatcher, Wakeup
 from agentq.ports.runs import RunStore
 
 
-def publish_first_steps(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> bool:
-    """Publish new runs' first steps as long as the queue is shorter than `backlog_max`. False: the broker is away."""
-    if not wakeups:
-        return True
-    try:
-        room = max(0, backlog_max - dispatcher.backlog().get(StepKind.MODEL, 0))
-    except BrokerUnavailableError:
-        _leave_to_dispatcher(wakeups, runs)  # Not asked a second time: each time may take as long as its timeout.
-        return False
-    _leave_to_dispatcher(wakeups[room:], runs)
-    return publish_steps(wakeups[:room], runs=runs, dispatcher=dispatcher)
-
-
 def publish_within(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dispatcher, backlog_max: int) -> bool:
     """Publish steps as long as the queue of their kind is shorter than `backlog_max`. False: the broker is away."""
     if not wakeups:
@@ -29,7 +16,7 @@ def publish_within(wakeups: Sequence[Wakeup], *, runs: RunStore, dispatcher: Dis
     try:
         backlog = dispatcher.backlog()
     except BrokerUnavailableError:
-        _leave_to_dispatcher(wakeups, runs)
+        _leave_to_dispatcher(wakeups, runs)  # Not asked a second time: each time may take as long as its timeout.
         return False
     room = {kind: backlog_max - backlog.get(kind, 0) for kind in StepKind}
     fitting: list[Wakeup] = []
