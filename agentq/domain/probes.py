@@ -68,6 +68,13 @@ class ProbeReport:
     error: str | None = None
     is_worth_repeating: bool = False
 
+    @property
+    def may_change(self) -> bool:
+        """Asked again later, it may say something else."""
+        if self.verdict is ProbeVerdict.FAILED:
+            return self.is_worth_repeating
+        return self.verdict is not ProbeVerdict.CANT_TELL
+
 
 def read_probe(function: Callable[..., Any], *, tool: str, signature: ToolSignature, context_type: type) -> Probe:
     """The function as that tool's probe. Raises ConfigurationError when the tool's arguments don't fit it."""

@@ -385,7 +385,7 @@ class StepExecutor:
         report, word = self._ask_probe(tool, loaded, lease)
         if report.verdict is ProbeVerdict.HAPPENED:
             change: Recorded | Stopped = self._happened(report, attempt.effect)
-        elif loaded.run.mode is RunMode.INTERACTIVE or not _may_change(report):
+        elif loaded.run.mode is RunMode.INTERACTIVE or not report.may_change:
             change = stopped
         else:
             assert attempt.fence_id is not None
@@ -536,12 +536,6 @@ class StepExecutor:
 def idempotency_key(run_id: str, number: int, call_id: str | None) -> str:
     """The same for every attempt of a step, different for any other call."""
     return sha256(f"{run_id}/{number}/{call_id}".encode()).hexdigest()[:32]
-
-
-def _may_change(report: ProbeReport) -> bool:
-    return report.verdict is not ProbeVerdict.CANT_TELL and (
-        report.verdict is not ProbeVerdict.FAILED or report.is_worth_repeating
-    )
 
 
 def _error_result(text: str) -> Recorded:
