@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.databases import fresh_postgresql, fresh_sqlite
+from tests.support.proxy import PostgresProxy
 from tests.support.system import System
 from tests.support.workers import WorkerProcess
 
@@ -18,6 +19,13 @@ def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     with database as url, System(folder, url) as system:
         system.keeper()
         yield system
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[PostgresProxy]:
+    """For a module whose deployment reaches its database, or a part of it does, through something that can fail."""
+    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")

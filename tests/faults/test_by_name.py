@@ -11,18 +11,11 @@ from celery import Celery
 
 from agentq.domain.errors import NotFoundError
 from agentq.domain.model import Run, RunStatus
-from tests.support.databases import fresh_postgresql
 from tests.support.proxy import PostgresProxy
 from tests.support.system import AGENT, System, call
 from tests.support.waiting import eventually
 
 TRIES = 6  # A worker that is stopped just between two waits pops nothing.
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[PostgresProxy]:
-    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

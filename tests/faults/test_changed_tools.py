@@ -9,7 +9,6 @@ import pytest
 from agentq.domain.effects import ToolEffect
 from agentq.domain.model import Fence, StepState
 from agentq.services.enqueue import new_run_id
-from tests.support.databases import fresh_postgresql
 from tests.support.proxy import Loss, PostgresProxy
 from tests.support.system import System, call
 
@@ -32,12 +31,6 @@ def look_closely(name: str) -> str:
 
 support = Agent(name="support", model=fault_agents.support.model, tools=[weaker, look_closely])
 """
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[PostgresProxy]:
-    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

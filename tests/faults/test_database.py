@@ -10,7 +10,6 @@ from sqlalchemy import text
 
 from agentq.domain.model import RunStatus, StepRef, StepState
 from agentq.services.enqueue import new_run_id
-from tests.support.databases import fresh_postgresql
 from tests.support.locks import wait_for_waiters
 from tests.support.proxy import Loss, PostgresProxy
 from tests.support.system import System, call
@@ -24,12 +23,6 @@ PATIENCE_SECONDS = 3.0
 
 for_any_tool = pytest.mark.parametrize("tool", ["look", "put", "pay"])
 for_any_write = pytest.mark.parametrize("tool", ["put", "pay"])
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[PostgresProxy]:
-    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

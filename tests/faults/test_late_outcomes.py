@@ -10,7 +10,6 @@ import pytest
 
 from agentq.domain.model import Fence, RunStatus, StepState
 from agentq.services.enqueue import new_run_id
-from tests.support.databases import fresh_postgresql
 from tests.support.invariants import World, check_invariants
 from tests.support.proxy import Loss, PostgresProxy, Trap
 from tests.support.system import System, call
@@ -33,12 +32,6 @@ class OpenWrite:
         """The settle arrives, and its process goes on."""
         self.settle.release()
         os.kill(self.pid, signal.SIGCONT)
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[PostgresProxy]:
-    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

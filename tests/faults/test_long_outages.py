@@ -13,7 +13,6 @@ from celery import Celery
 
 from agentq.domain.model import RunStatus, StepState
 from agentq.services.enqueue import new_run_id
-from tests.support.databases import fresh_postgresql
 from tests.support.proxy import Loss, PostgresProxy
 from tests.support.system import AGENT, System, call
 from tests.support.waiting import eventually
@@ -24,12 +23,6 @@ ENQUEUE_SECONDS = 5.0
 WORKING_SECONDS = 10.0  # Of the server's return.
 SETTLE_PATIENCE_SECONDS = 60.0  # As by default: longer than the outage.
 FENCE = '"is_callable"'  # What its statement carries beside the run's id.
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[PostgresProxy]:
-    with fresh_postgresql() as url, PostgresProxy(url) as proxy:
-        yield proxy
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from tests.support.workers import READY_TEXT as WORKER_READY_TEXT
 
 BROKER_IMAGE = "valkey/valkey:9-alpine"
 DATABASE_IMAGE = "postgres:18-alpine"
-STOP_SECONDS = 60
 
 
 class Container(Protocol):
