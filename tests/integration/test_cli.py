@@ -12,15 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
-from agentq.cli.main import run_command
 from agentq.domain.model import RunStatus, StepKind, StepState
 from agentq.ports.runs import RunFilter
+from tests.support.command_line import Agentq, named_stage
 from tests.support.databases import fresh_sqlite
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
 from tests.support.valkey import ValkeyServer
@@ -62,39 +60,14 @@ slow = Agent(name="slow", model=FunctionModel(turn), tools=[linger])
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A SQLite database that the environment names; nobody answers for the broker."""
-    for name in [name for name in os.environ if name.startswith("AGENTQ_")]:
-        monkeypatch.delenv(name)
-    with fresh_sqlite(tmp_path) as url:
-        monkeypatch.setenv("AGENTQ_DATABASE_URL", url)
-        monkeypatch.setenv("AGENTQ_HOME", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        stage = Stage(database=Database(url))
+    with fresh_sqlite(tmp_path) as url, named_stage(url, tmp_path, monkeypatch) as stage:
         stage.keeping.see_agents({"support": 1000})
         yield stage
-        stage.database.dispose()
 
 
 @pytest.fixture
-def agentq(stage: Stage, capsys: pytest.CaptureFixture[str]) -> "Agentq":
+def agentq(stage: Stage, capsys: pytest.CaptureFixture[str]) -> Agentq:
     return Agentq(capsys)
-
-
-class Agentq:
-    """Runs commands in this process. Afterwards `out` and `err` are what the last one printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        code = run_command(list(arguments))
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
 
 
 def type_into_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

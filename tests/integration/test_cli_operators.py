@@ -1,21 +1,17 @@
 """What an operator does to a whole deployment from the command line: pause tools, check the audit log, purge."""
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentq.adapters.sql.engine import Database
 from agentq.cli.exit_codes import ExitCode
-from agentq.cli.main import run_command
 from agentq.domain.model import RunStatus
 from agentq.ports.runs import RunFilter
+from tests.support.command_line import Agentq, named_stage
 from tests.support.databases import fresh_sqlite
 from tests.support.purged import age, old
 from tests.support.stage import FIRST_CALL, PLAIN, READ, Stage
@@ -40,33 +36,8 @@ support = Agent(name="support", model=FunctionModel(lambda messages, tools: "don
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """A SQLite database that the environment names; nobody answers for the broker."""
-    for name in [name for name in os.environ if name.startswith("AGENTQ_")]:
-        monkeypatch.delenv(name)
-    with fresh_sqlite(tmp_path) as url:
-        monkeypatch.setenv("AGENTQ_DATABASE_URL", url)
-        monkeypatch.setenv("AGENTQ_HOME", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        stage = Stage(database=Database(url))
+    with fresh_sqlite(tmp_path) as url, named_stage(url, tmp_path, monkeypatch) as stage:
         yield stage
-        stage.database.dispose()
-
-
-class Agentq:
-    """Runs commands in this process. Afterwards `out` and `err` are what the last one printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        code = run_command(list(arguments))
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
 
 
 @pytest.fixture
