@@ -183,11 +183,19 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         if not variable.startswith(PREFIX):
             continue
         if variable not in known:
-            raise ConfigurationError(f"unknown setting {variable}; the settings are {', '.join(sorted(known))}")
+            raise ConfigurationError(_unknown(variable, sorted(known)))
         values[known[variable].name] = _parse(variable, text, known[variable].default)
     settings = Settings(**values)
     _check(settings)
     return settings
+
+
+def _unknown(variable: str, known: list[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only a slip pays for it
+
+    similar = get_close_matches(variable, known, n=1, cutoff=0.8)
+    meant = f"did you mean {similar[0]}?" if similar else f"the settings are {', '.join(known)}"
+    return f"unknown setting {variable}; {meant}"
 
 
 def _parse(variable: str, text: str, default: object) -> object:

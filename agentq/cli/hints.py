@@ -38,11 +38,8 @@ def suggest_about_each(views: Sequence[View]) -> None:
     if not unknown and len(views) <= NAMED_MAX and not any(view["has_contradiction"] for view in views):
         suggest(f"agentq dead-letters replay {shlex.join(view['run_id'] for view in views)}")
     if 1 < len(same) <= NAMED_MAX:
-        replay = f"agentq dead-letters replay {shlex.join(same)}"
-        suggest(
-            f"{replay} --happened '{{...}}' --reason '...'",
-            f"{replay} --did-not-happen --looked-at TIME --reason '...'",
-        )
+        # Not `--happened`: one result said of several writes would be wrong for most of them.
+        suggest(f"agentq dead-letters replay {shlex.join(same)} --did-not-happen --looked-at TIME --reason '...'")
 
 
 def newest_unknown(client: "AgentQ", tool: str | None, agent: str | None) -> str | None:

@@ -60,11 +60,12 @@ class Verb:
 
 @dataclass(slots=True)
 class Tally:
-    """What has become of the runs so far."""
+    """What has become of the runs so far. `why` counts refusals of one kind, `first` has the first of each as it was."""
 
     done: int = 0
     left: int = 0
     why: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
 
     def add(self, decided: Sequence[Decided]) -> None:
         for one in decided:
@@ -72,7 +73,9 @@ class Tally:
                 self.done += 1
             else:
                 self.left += 1
-                self.why[masked(str(one.refusal))] += 1
+                kind = masked(str(one.refusal))
+                self.why[kind] += 1
+                self.first.setdefault(kind, str(one.refusal))
 
     @property
     def exit_code(self) -> ExitCode:
@@ -152,8 +155,8 @@ def _carry_out(batches: Iterator[list[Decided]], tally: Tally, past: str, matchi
 
 def _conclude(tally: Tally, past: str) -> None:
     say(f"{tally.done:,} {past}{f', {tally.left:,} left:' if tally.left else ''}")
-    for why, count in tally.why.most_common(REASONS_SHOWN_MAX):
-        say(f"  {count:,}: {why}", style="yellow")
+    for kind, count in tally.why.most_common(REASONS_SHOWN_MAX):
+        say(f"  {count:,}{', such as' if count > 1 else ''}: {tally.first[kind]}", style="yellow")
     if len(tally.why) > REASONS_SHOWN_MAX:
         say(f"  and {len(tally.why) - REASONS_SHOWN_MAX} more reasons; -o jsonl has each")
 

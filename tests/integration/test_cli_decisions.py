@@ -165,7 +165,7 @@ class TestMany:
         results = {line["id"]: line for line in agentq.lines}
         assert {run_id for run_id, line in results.items() if line["done"]} == set(safe)
         assert "is not known" in results[blocked]["error"]
-        assert "3 replayed, 1 left:" in agentq.err and "1: whether '#' of step # happened" in agentq.err
+        assert "3 replayed, 1 left:" in agentq.err and "1: whether 'pay' of step 2 happened" in agentq.err
         assert agentq("replay", "--all", "--yes", "--json") == ExitCode.REFUSED
         assert [line["id"] for line in agentq.data] == [blocked]
 
@@ -328,14 +328,27 @@ class TestNext:
         assert agentq.next_commands == ["list"]
 
     def test_a_few_writes_in_doubt_lead_to_one_decision(self, agentq: Agentq, stage: Stage) -> None:
-        """Named one by one: whoever decides has looked at each."""
+        """Named one by one: whoever decides has looked at each. What happened has a result of its own each time."""
         older, newer = stage.unknown(PLAIN), stage.unknown(PLAIN)
         stage.failed(READ)
         agentq("list")
-        show, happened, did_not_happen = agentq.next_commands
+        show, did_not_happen = agentq.next_commands
         assert show.startswith("show ")
-        assert happened == f"replay {newer} {older} --happened '{{...}}' --reason '...'"
         assert did_not_happen == f"replay {newer} {older} --did-not-happen --looked-at TIME --reason '...'"
+
+    def test_what_nothing_is_in_doubt_about_can_be_replayed(self, agentq: Agentq, stage: Stage) -> None:
+        """There is nothing to decide first."""
+        run_id = stage.failed(READ)
+        agentq("list")
+        assert agentq.next_commands == [f"show {run_id}", f"replay {run_id}"]
+
+    def test_asking_a_probe_tells_what_its_answer_will_wait_for(self, agentq: Agentq, stage: Stage) -> None:
+        """A write that didn't happen is made again only when the tool is resumed: runs would seem to hang."""
+        stage.unknown(PLAIN, has_probe=True)
+        agentq.run("tools", "pause", "pay", "--yes")
+        agentq("resolve", "--tool", "pay", "--by-probe", "--yes")
+        assert "paused: pay; its calls wait until it is resumed" in agentq.err
+        assert "next: agentq tools resume pay\n" in agentq.err
 
     def test_when_nothing_is_left_the_log_is_to_prove_it(self, agentq: Agentq) -> None:
         """The outage is over."""

@@ -61,7 +61,8 @@ def test_a_variable_is_read_as_what_it_is(variable: str, text: str, value: objec
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [
-        ("LEASE_SECOND", "2", "unknown setting AGENTQ_LEASE_SECOND; the settings are AGENTQ_AGENTS, "),
+        ("LEASE_SECOND", "2", "unknown setting AGENTQ_LEASE_SECOND; did you mean AGENTQ_LEASE_SECONDS?"),
+        ("COLOUR", "2", "unknown setting AGENTQ_COLOUR; the settings are AGENTQ_AGENTS, "),
         ("LEASE_SECONDS", "soon", "AGENTQ_LEASE_SECONDS is 'soon'; it takes a number of seconds"),
         ("LEASE_SECONDS", "", "AGENTQ_LEASE_SECONDS is ''; it takes a number of seconds"),
         ("LEASE_SECONDS", "0", "AGENTQ_LEASE_SECONDS is 0.0; it must be greater than 0"),
