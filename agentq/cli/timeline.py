@@ -23,7 +23,7 @@ from agentq.cli.output import (
     painted,
     short,
 )
-from agentq.cli.watch import event_style, worker_text
+from agentq.cli.watch import event_style, step_text, worker_text
 from agentq.domain.ledger import AttemptEnd
 
 WIDTH = 80
@@ -210,12 +210,9 @@ def words_of(told: View) -> Iterator[str]:
 
 
 def _show_event(event: View, day: str) -> None:
-    where = "" if event["step"] is None else f"step {event['step']}"
-    if event["attempt"] is not None and event["attempt"] > 1:
-        where += f" (attempt {event['attempt']})"
     data = {name: _glance(name, value) for name, value in event["data"].items()}
     told = "  ".join(f"{name}={short(value, 200)}" for name, value in data.items())
-    behind = "".join(f"  {part}" for part in (where, told, f"({worker_text(event['actor'])})") if part)
+    behind = "".join(f"  {part}" for part in (step_text(event), told, f"({worker_text(event['actor'])})") if part)
     _line(Cell(event["kind"], event_style(event["kind"])), f"{_clock(event['at'], day)}  ", 2, behind=behind, hang=16)
 
 

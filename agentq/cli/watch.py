@@ -64,18 +64,24 @@ _ODD = frozenset(
 def event_line(event: View, *, stream: IO[Any]) -> str:
     """One event as a line for that stream: when, what, which step, what is known about it, and who did it."""
     at = event["at"][11:23]
-    where = "" if event["step"] is None else f"step {event['step']}"
-    if event["attempt"] is not None and event["attempt"] > 1:
-        where += f" (attempt {event['attempt']})"
     told = "  ".join(f"{key}={short(value, 80)}" for key, value in event["data"].items())
     cells = (
         Cell(at, "bright_black"),
         Cell(f"{event['kind']:<20}", event_style(event["kind"])),
-        Cell(f"{where:<8}"),
+        Cell(f"{step_text(event):<8}"),
         Cell(told),
         Cell(f"({worker_text(event['actor'])})", "bright_black"),
     )
     return line_of(cells, stream=stream)
+
+
+def step_text(event: View) -> str:
+    """Which step an event tells of, and which attempt at it when it isn't the first."""
+    if event["step"] is None:
+        return ""
+    is_again = event["attempt"] is not None and event["attempt"] > 1
+    again = f" (attempt {event['attempt']})" if is_again else ""
+    return f"step {event['step']}{again}"
 
 
 def event_style(kind: str) -> str:
