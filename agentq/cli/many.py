@@ -60,7 +60,7 @@ class Verb:
 
 @dataclass(slots=True)
 class Tally:
-    """What has become of the runs so far. `why` counts refusals of one kind, `first` has the first of each as it was."""
+    """What has become of the runs so far. `why` counts refusals of a kind, `first` has the first of each as it was."""
 
     done: int = 0
     left: int = 0
