@@ -2,16 +2,18 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentq.domain.agents import Agent
 from agentq.domain.model import ModelReply
+
+if TYPE_CHECKING:
+    from agentq.domain.agents import Agent  # Who only lists runs needs a clock, and no tools.
 
 
 class Models(Protocol):
     """Asks the model of an agent; raises what the classifier knows."""
 
-    def complete(self, agent: Agent, messages: list[dict[str, object]]) -> ModelReply: ...
+    def complete(self, agent: "Agent", messages: list[dict[str, object]]) -> ModelReply: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
