@@ -58,7 +58,7 @@ class Break(StrEnum):
 WHY = {
     Break.GAP: "events take their numbers without a gap, lost ones take none: somebody deleted these",
     Break.COUNT: "run and log are written in one transaction: one of them was changed by itself",
-    Break.UNREADABLE: "agentq writes JSON objects alone: somebody else wrote this",
+    Break.UNREADABLE: "agentq writes nothing that it can't read: somebody else wrote this",
     Break.UNANNOUNCED_WRITE: "no tool that writes is called before its fence is in the log",
     Break.WRITE_WITHOUT_END: "nobody can tell from the log whether the write happened",
     Break.UNTOLD_FENCE: "a write may be under way that the log doesn't hold",
@@ -157,6 +157,11 @@ def judge_stray(run_id: str) -> AuditFinding:
     return AuditFinding(run_id=run_id, broken=Break.NO_RUN, what="there are events or seals of it, and no run")
 
 
+def judge_unreadable(run_id: str) -> AuditFinding:
+    """Of a run (empty: of the deployment's log) with a row that holds what no column of its kind holds."""
+    return AuditFinding(run_id=run_id, broken=Break.UNREADABLE, what="a row of it can't be read, so it is not judged")
+
+
 _Found = Iterator[tuple[Break, str]]
 
 
@@ -212,7 +217,7 @@ def _in_writes(run: AuditedRun, told: Sequence[_Told]) -> _Found:
                 unended.append(standing)
             standing = stamped[str(fence)] = event
             continue
-        if fence is not None and fence not in stamped:
+        if fence is not None and str(fence) not in stamped:
             yield Break.UNANNOUNCED_WRITE, f"event {event.sequence} ({event.kind}) names a fence that was never stamped"
         is_its_end = event.kind in ENDS_OF_WRITES and standing is not None and fence == standing.says("fence")
         if is_its_end or (event.kind in STOPS and not event.says("outcome_unknown")):

@@ -71,6 +71,10 @@ class AuditRefusedError(StoreRefusedError):
     """The database refused the audit event; nothing was changed."""
 
 
+class UnreadableLogError(AgentqError):
+    """The audit log holds what agentq never wrote: see what verifying it says."""
+
+
 class OutcomeNotKeptError(AgentqError):
     """The outcome of a write could be stored neither in the database nor in a file: its fence stays."""
 

@@ -24,10 +24,12 @@ class AuditScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage:
-    """Some runs with what the log tells of them, all as at one moment. `strays` are ids that the log tells of, without
-    a run; looked for only when the scope is everything."""
+    """Some runs with what the log tells of them, all as at one moment. `unreadable` are the ids of those with a row
+    that can't be read. `strays` are ids that the log tells of, without a run; looked for only when the scope is
+    everything."""
 
     runs: tuple[AuditedRun, ...]
+    unreadable: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
 
 
@@ -40,11 +42,11 @@ class AuditStore(Protocol):
         Raises NotFoundError, before the first page, for an id that is no run's."""
         ...
 
-    def deployment_events(self) -> Sequence[LoggedEvent]:
-        """What was done to the deployment rather than to a run, in order."""
+    def deployment_events(self) -> Sequence[LoggedEvent] | None:
+        """What was done to the deployment rather than to a run, in order. None: it can't be read."""
         ...
 
     def entries(self, since: datetime | None, until: datetime | None) -> Iterator[LoggedEvent | Seal]:
         """All events and seals of that time (`until` excluded), as at one moment, by time, run id and sequence; a seal
-        follows its last event. Read as they are asked for."""
+        follows its last event. Read as they are asked for. Raises UnreadableLogError at one that can't be read."""
         ...

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentq.domain.audit import AuditFinding, Judged, judge, judge_deployment, judge_stray
+from agentq.domain.audit import AuditFinding, Judged, judge, judge_deployment, judge_stray, judge_unreadable
 from agentq.ports.auditing import AuditScope, AuditStore
 
 
@@ -40,9 +40,15 @@ def verify(audit: AuditStore, scope: AuditScope, tell: Callable[[AuditFinding], 
             checked.runs += 1
             checked.add(judged)
             note(judged.findings)
+        checked.runs += len(page.unreadable)
+        note(tuple(judge_unreadable(run_id) for run_id in page.unreadable))
         note(tuple(judge_stray(run_id) for run_id in page.strays))
     if scope.is_everything:
-        judged = judge_deployment(audit.deployment_events())
-        checked.add(judged)
-        note(judged.findings)
+        of_deployment = audit.deployment_events()
+        if of_deployment is None:
+            note((judge_unreadable(""),))
+        else:
+            judged = judge_deployment(of_deployment)
+            checked.add(judged)
+            note(judged.findings)
     return checked

@@ -281,6 +281,7 @@ def test_the_deployment_s_own_log_is_no_run_s(stage: Stage) -> None:
     stage.pausing.pause("pay", None, reads=False, actor="ann", reason="the bank is down")
     stage.pausing.resume("pay", None, actor="ann", reason="")
     told = SqlAuditStore(stage.database).deployment_events()
+    assert told is not None
     assert [event.kind for event in told] == ["tool.paused", "tool.resumed"]
     checked = verify(SqlAuditStore(stage.database), EVERYTHING, print)
     assert (checked.findings, checked.runs, checked.events) == (0, 0, 2)

@@ -110,6 +110,58 @@ class TestVerify:
         assert audit("verify") == ExitCode.FAILED
         assert audit.out.startswith("(deployment): event 1 is missing")
 
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE runs SET status = 'odd' WHERE id = '{0}'",
+            "UPDATE steps SET effect = 'odd' WHERE run_id = '{0}'",
+            """UPDATE events SET data = '{{"fence": [1]}}' WHERE run_id = '{0}'""",
+        ],
+    )
+    def test_a_run_that_nobody_can_read_hides_no_other(self, stage: Stage, audit: Agentq, statement: str) -> None:
+        """One changed row that ended the whole look would be the way to change all others unseen."""
+        odd, short_of_one = paid(stage), paid(stage)
+        with tampering(stage.database) as execute:
+            execute(statement.format(odd))
+            execute(f"DELETE FROM events WHERE run_id = '{short_of_one}' AND sequence = 4")
+        assert audit("verify") == ExitCode.FAILED
+        assert {line.partition(":")[0] for line in audit.out.splitlines()[:-1]} == {odd, short_of_one}
+        assert audit.out.splitlines()[-1].startswith("checked 2 runs") and "Traceback" not in audit.err
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "events SET at = 'soon'",
+            "events SET sequence = 'first' WHERE sequence = 1",
+            "events SET actor = x'ff'",
+            "seals SET at = 'soon'",
+            "seals SET number = 'first'",
+            "runs SET events_count = 'many'",
+        ],
+    )
+    def test_values_that_no_column_takes_are_found_on_sqlite(self, stage: Stage, audit: Agentq, value: str) -> None:
+        """It keeps any kind of value in any column; PostgreSQL refuses them. An export says where it ends."""
+        if stage.database.is_postgresql:
+            pytest.skip("its columns are typed")
+        run_id = paid(stage)
+        with tampering(stage.database) as execute:
+            execute(f"UPDATE {value}")
+        assert audit("verify") == ExitCode.FAILED
+        assert audit.out.startswith(f"{run_id}: a row of it can't be read, so it is not judged")
+        code = audit("export")
+        assert code == (ExitCode.DONE if value.startswith("runs") else ExitCode.FAILED)
+        assert audit.err == "" if code == ExitCode.DONE else "the export ends before it" in audit.err
+
+    def test_a_deployment_s_log_that_nobody_can_read_is_found(self, stage: Stage, audit: Agentq) -> None:
+        """As one of a run is."""
+        if stage.database.is_postgresql:
+            pytest.skip("its columns are typed")
+        stage.pausing.pause("pay", None, reads=False, actor="ann", reason="")
+        with tampering(stage.database) as execute:
+            execute("UPDATE events SET at = 'soon'")
+        assert audit("verify") == ExitCode.FAILED
+        assert audit.out.startswith("(deployment): a row of it can't be read")
+
 
 class TestExport:
     def test_each_event_is_a_line_and_seals_are_among_them(self, stage: Stage, audit: Agentq) -> None:

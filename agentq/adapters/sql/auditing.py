@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from agentq.adapters.sql.rows import logged_event_from
 from agentq.adapters.sql.schema import dead_letters, events, runs, seals, steps
 from agentq.domain.audit import AuditedRun, RecordedStep
 from agentq.domain.effects import ToolEffect
-from agentq.domain.errors import NotFoundError
+from agentq.domain.errors import NotFoundError, UnreadableLogError
 from agentq.domain.model import RunStatus, StepState
 from agentq.domain.seals import LoggedEvent, Seal
 from agentq.ports.auditing import AuditPage, AuditScope
@@ -25,10 +26,12 @@ EXPORT_ROWS = 1000
 # A reader that stands still must not keep the server from tidying up for ever.
 EXPORT_STALL = "10min"
 
+# What reading a value raises that agentq never wrote.
+_UNREADABLE = (ValueError, TypeError, OverflowError)
+
 _has_open_dead_letter = exists().where(dead_letters.c.run_id == runs.c.id, dead_letters.c.closed_at.is_(None))
 _runs = select(
     runs.c.id,
-    runs.c.created_at,
     runs.c.status,
     runs.c.events_count,
     runs.c.events_lost,
@@ -72,9 +75,12 @@ class SqlAuditStore:
             return self._pages_of(scope.run_ids)
         return self._pages_of_all() if scope.is_everything else self._pages_in_time(scope)
 
-    def deployment_events(self) -> Sequence[LoggedEvent]:
+    def deployment_events(self) -> Sequence[LoggedEvent] | None:
         with self._database.reading() as connection:
-            return _events(connection, events.c.run_id == DEPLOYMENT)[DEPLOYMENT]
+            try:
+                return _events(connection, events.c.run_id == DEPLOYMENT)[DEPLOYMENT]
+            except _UNREADABLE:
+                return None
 
     def entries(self, since: datetime | None, until: datetime | None) -> Iterator[LoggedEvent | Seal]:
         told = union_all(
@@ -86,9 +92,19 @@ class SqlAuditStore:
             if self._database.is_postgresql:
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # It may sort a year.
                 connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{EXPORT_STALL}'")
-            rows = connection.execution_options(yield_per=EXPORT_ROWS).execute(in_order).mappings()
-            for row in rows:
-                yield _seal_from(row) if row["entry"] == _SEAL else logged_event_from(row)
+            rows = iter(connection.execution_options(yield_per=EXPORT_ROWS).execute(in_order).mappings())
+            while True:
+                try:
+                    row = next(rows, None)
+                    entry = None if row is None else _entry_from(row)
+                except _UNREADABLE:
+                    raise UnreadableLogError(
+                        "the log holds a row that can't be read, and the export ends before it: agentq audit verify "
+                        "says of which run"
+                    ) from None
+                if entry is None:
+                    return
+                yield entry
 
     # --- Pages: each is read in one snapshot, which has ended when it is looked at
 
@@ -106,7 +122,7 @@ class SqlAuditStore:
                     _runs.where(runs.c.id.in_(wanted[: self._page_runs])).order_by(runs.c.id)
                 ).all()
                 chosen = self._few(rows)
-                page = AuditPage(runs=_audited(connection, chosen))
+                page = _page(connection, chosen)
             found, asked = {row.id for row in rows}, set(wanted[: self._page_runs])
             done = {row.id for row in chosen} | (asked - found)  # One may have been purged meanwhile.
             wanted = [run_id for run_id in wanted if run_id not in done]
@@ -114,7 +130,7 @@ class SqlAuditStore:
 
     def _pages_in_time(self, scope: AuditScope) -> Iterator[AuditPage]:
         place = tuple_(runs.c.created_at, runs.c.id)
-        following = _runs.where(*_in_time(runs.c.created_at, scope.since, scope.until))
+        following = _runs.add_columns(runs.c.created_at).where(*_in_time(runs.c.created_at, scope.since, scope.until))
         following = following.order_by(runs.c.created_at, runs.c.id).limit(self._page_runs)
         after: Row[Any] | None = None
         while True:
@@ -122,8 +138,11 @@ class SqlAuditStore:
             if after is not None:
                 asked = following.where(place > tuple_(literal(after.created_at, runs.c.created_at.type), after.id))
             with self._database.snapshot() as connection:
-                chosen = self._few(connection.execute(asked).all())
-                page = AuditPage(runs=_audited(connection, chosen))
+                try:
+                    chosen = self._few(connection.execute(asked).all())
+                except _UNREADABLE:
+                    raise UnreadableLogError("when a run was created can't be read: verify all of them") from None
+                page = _page(connection, chosen)
             if not chosen:
                 return
             after = chosen[-1]
@@ -137,10 +156,8 @@ class SqlAuditStore:
             with self._database.snapshot() as connection:
                 chosen = self._few(connection.execute(following.where(runs.c.id > after)).all())
                 last = chosen[-1].id if chosen else None
-                page = AuditPage(
-                    runs=_audited(connection, chosen),
-                    strays=_strays(connection, [row.id for row in chosen], after, last),
-                )
+                strays = _strays(connection, [row.id for row in chosen], after, last)
+                page = replace(_page(connection, chosen), strays=strays)
             yield page
             if last is None:
                 return
@@ -150,11 +167,25 @@ class SqlAuditStore:
         """As many of the first as make a page."""
         count = events_count = 0
         for row in rows:
-            events_count += row.events_count
+            events_count += row.events_count if isinstance(row.events_count, int) else 0
             if count and events_count > self._page_events:
                 break
             count += 1
         return rows[:count]
+
+
+def _page(connection: Connection, rows: Sequence[Row[Any]]) -> AuditPage:
+    """These runs; where they can't be read together, each by itself: one mustn't hide what is wrong with others."""
+    try:
+        return AuditPage(runs=_audited(connection, rows))
+    except _UNREADABLE:
+        if len(rows) == 1:
+            return AuditPage(runs=(), unreadable=(rows[0].id,))
+    pages = [_page(connection, [row]) for row in rows]
+    return AuditPage(
+        runs=tuple(run for page in pages for run in page.runs),
+        unreadable=tuple(run_id for page in pages for run_id in page.unreadable),
+    )
 
 
 def _audited(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[AuditedRun, ...]:
@@ -170,9 +201,9 @@ def _audited(connection: Connection, rows: Sequence[Row[Any]]) -> tuple[AuditedR
         AuditedRun(
             id=row.id,
             status=RunStatus(row.status),
-            events_count=row.events_count,
-            events_lost=row.events_lost,
-            copied_steps=row.copied_steps,
+            events_count=_whole(row.events_count),
+            events_lost=_whole(row.events_lost),
+            copied_steps=_whole(row.copied_steps),
             fence_id=row.pending_effect_id,
             has_open_dead_letter=bool(row.has_open_dead_letter),
             steps=tuple(_step_from(each) for each in its_steps[row.id]),
@@ -187,7 +218,7 @@ def _events(connection: Connection, condition: ColumnElement[bool]) -> defaultdi
     in_order = select(events).where(condition).order_by(events.c.run_id, events.c.sequence)
     found: defaultdict[str, list[LoggedEvent]] = defaultdict(list)
     for row in connection.execute(in_order).mappings():
-        found[row["run_id"]].append(logged_event_from(row))
+        found[row["run_id"]].append(_event_from(row))
     return found
 
 
@@ -219,15 +250,39 @@ def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 def _step_from(row: RowMapping) -> RecordedStep:
-    return RecordedStep(number=row["number"], effect=ToolEffect(row["effect"]), was_made=bool(row["was_made"]))
+    return RecordedStep(number=_whole(row["number"]), effect=ToolEffect(row["effect"]), was_made=bool(row["was_made"]))
 
 
 def _seal_from(row: RowMapping) -> Seal:
     return Seal(
         run_id=row["run_id"],
-        number=row["number"],
-        sequence=row["sequence"],
-        events_lost=row["events_lost"],
+        number=_whole(row["number"]),
+        sequence=_whole(row["sequence"]),
+        events_lost=_whole(row["events_lost"]),
         at=row["at"],
-        digest=row["digest"],
+        digest=_text(row["digest"]),
     )
+
+
+def _event_from(row: RowMapping) -> LoggedEvent:
+    """SQLite keeps any kind of value in any column."""
+    _whole(row["sequence"])
+    for name in ("run_id", "kind", "actor", "data"):
+        _text(row[name])
+    return logged_event_from(row)
+
+
+def _entry_from(row: RowMapping) -> LoggedEvent | Seal:
+    return _seal_from(row) if row["entry"] == _SEAL else _event_from(row)
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
