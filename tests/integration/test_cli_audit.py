@@ -15,7 +15,6 @@ from tests.support.command_line import Agentq, named_stage
 from tests.support.databases import fresh_postgresql, fresh_sqlite
 from tests.support.stage import FIRST_CALL, Stage
 
-
 on_sqlite = pytest.mark.parametrize("stage", ["sqlite"], indirect=True)  # PostgreSQL's columns are typed.
 
 
