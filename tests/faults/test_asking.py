@@ -8,7 +8,7 @@ import pytest
 
 from agentq.domain.model import RunStatus
 from tests.support.databases import fresh_postgresql, fresh_sqlite
-from tests.support.probed_agents import question
+from tests.support.fault_agents import question
 from tests.support.system import System, call
 
 

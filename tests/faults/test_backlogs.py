@@ -15,7 +15,7 @@ from agentq.adapters.sql.engine import now_plus
 from agentq.adapters.sql.schema import runs, steps
 from agentq.domain.model import RunStatus, StepState
 from tests.support.databases import fresh_postgresql
-from tests.support.probed_agents import question
+from tests.support.fault_agents import question
 from tests.support.system import System, call
 from tests.support.waiting import eventually
 from tests.support.workers import KeeperProcess

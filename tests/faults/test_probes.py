@@ -8,7 +8,8 @@ import pytest
 
 from agentq.domain.model import DeadLetterReason, RunStatus
 from tests.support.databases import fresh_postgresql, fresh_sqlite
-from tests.support.probed_agents import SETTLES_WITHIN_SECONDS, question
+from tests.support.fault_agents import question
+from tests.support.probed_agents import SETTLES_WITHIN_SECONDS
 from tests.support.receiver import Hold
 from tests.support.system import System, call
 from tests.support.waiting import eventually

@@ -11,8 +11,8 @@ import pytest
 from agentq.domain.errors import TooEarlyError
 from agentq.domain.model import Fence, RunStatus
 from tests.support.databases import fresh_postgresql, fresh_sqlite
+from tests.support.fault_agents import question
 from tests.support.receiver import Hold, KeyInUseError, Request
-from tests.support.slow_receiver_agents import question
 from tests.support.system import System, call
 from tests.support.waiting import eventually
 

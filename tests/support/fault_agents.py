@@ -31,6 +31,11 @@ def ask(
         return int(json.load(reply)["receipt"])
 
 
+def question(name: str) -> str:
+    """The name under which the probe of that call asks the receiver."""
+    return f"{name}?"
+
+
 @tool
 def look(context: ToolContext, name: str) -> str:
     """Look something up."""

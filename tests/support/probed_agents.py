@@ -5,15 +5,10 @@ import signal
 from typing import Any
 
 from agentq import Agent, FunctionModel, ProbeAnswer, ToolContext, ToolEffect, tool
-from tests.support.fault_agents import ask, follow_script, look
+from tests.support.fault_agents import ask, follow_script, look, question
 
 PLAIN = ToolEffect.NON_IDEMPOTENT_WRITE
 SETTLES_WITHIN_SECONDS = 1.0
-
-
-def question(name: str) -> str:
-    """The name under which the probe of that call asks the receiver."""
-    return f"{name}?"
 
 
 @tool(effect=PLAIN, settles_within=SETTLES_WITHIN_SECONDS)

@@ -1,16 +1,11 @@
 """An agent that follows a script, with writes to a receiver that may act for a while after a call's deadline."""
 
 from agentq import Agent, FunctionModel, ProbeAnswer, ToolContext, ToolEffect, tool
-from tests.support.fault_agents import ASKING_SECONDS_MAX, ask, follow_script
+from tests.support.fault_agents import ASKING_SECONDS_MAX, ask, follow_script, question
 
 KEYED, PLAIN = ToolEffect.IDEMPOTENT_WRITE, ToolEffect.NON_IDEMPOTENT_WRITE
 SETTLES_WITHIN_SECONDS = 3.0
 PATIENCE_SECONDS = 0.5
-
-
-def question(name: str) -> str:
-    """The name under which the probe of that call asks the receiver."""
-    return f"{name}?"
 
 
 @tool(effect=PLAIN, settles_within=SETTLES_WITHIN_SECONDS)
