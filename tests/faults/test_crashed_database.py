@@ -42,7 +42,6 @@ def test_whatever_ran_and_whatever_comes_is_done_soon_after_its_return(system: S
         server.stop(signal.SIGKILL)
     server.start()
     began = time.monotonic()
-    system.database.dispose()  # The connection that the test had is dead; its first use would say so, once.
     run_ids.append(system.enqueue([call("pay", "after a crash")]))
     for run_id in run_ids:
         run = system.completes(run_id, seconds=WORKING_SECONDS - (time.monotonic() - began))

@@ -2,13 +2,14 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, Row, bindparam, create_engine, event, make_url, select
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -26,6 +27,8 @@ CONNECT_TIMEOUT_SECONDS = 5
 POOL_SIZE = 4  # Connections of a process: a step holds one for a millisecond at a time.
 POOL_OVERFLOW = 4
 POOL_TIMEOUT_SECONDS = 10.0
+IDLE_SECONDS = 1.0  # A connection that lay in the pool for longer is tried before it is used.
+_RETURNED_AT = "agentq_returned_at"
 
 SQLITE_BUSY_SECONDS = 30.0  # Writers come one at a time; waiting in this line is no failure.
 
@@ -191,6 +194,9 @@ class Database:
         )
         event.listen(engine, "begin", _begin)
         event.listen(engine, "connect", _prepare_postgresql if self.is_postgresql else _prepare_sqlite)
+        if self.is_postgresql:
+            event.listen(engine, "checkin", _note_return)
+            event.listen(engine, "checkout", _try_idle)
         return engine
 
     def _connect_arguments(self) -> dict[str, Any]:
@@ -243,6 +249,23 @@ def _prepare_postgresql(connection: "psycopg.Connection[Any]", _: ConnectionPool
         connection.rollback()  # A server or platform that hasn't got it: statements end by their timeout.
     else:
         connection.commit()
+
+
+def _note_return(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.info[_RETURNED_AT] = time.monotonic()
+
+
+def _try_idle(connection: "psycopg.Connection[Any]", record: ConnectionPoolEntry, _proxy: object) -> None:
+    """The server may have gone and come back meanwhile: the pool connects anew then, and nobody is told of a failure.
+    A busy process asks nothing."""
+    if time.monotonic() - record.info.get(_RETURNED_AT, time.monotonic()) < IDLE_SECONDS:
+        return
+    from psycopg import Error  # noqa: PLC0415 - loaded by who made the connection
+
+    try:
+        connection.execute("")
+    except Error as error:
+        raise DisconnectionError(str(error)) from error
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
