@@ -141,5 +141,6 @@ def _load_before_fork() -> None:
     Nothing of it connects: connections are made by whoever uses them first.
     """
     _ = wiring().executor
+    wiring().database.load_driver()
     gc.collect()
     gc.freeze()

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,3 +253,12 @@ def test_a_block_that_raises_leaves_nothing_behind(database: Database) -> None:
     with pytest.raises(LookupError):
         break_off()
     assert stage.runs.run(run_id).error is None
+
+
+def test_the_driver_is_loaded_before_a_fork_and_connects_to_nothing() -> None:
+    """Each pool child would import it again otherwise, and hold a copy of its own."""
+    code = (
+        "import sys; from agentq.adapters.sql.engine import Database; database = Database('postgresql://nowhere/x'); "
+        "assert 'psycopg' not in sys.modules; database.load_driver(); assert 'psycopg' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -163,6 +163,10 @@ class Database:
             finally:
                 connection.close()
 
+    def load_driver(self) -> None:
+        """Import the driver, and connect to nothing: what is forked from this process needn't import it again."""
+        self._url.get_dialect().import_dbapi()
+
     def dispose(self) -> None:
         """Close this process's connections; the next use opens new ones."""
         engine = self._engines.pop(os.getpid(), None)
