@@ -280,7 +280,7 @@ class TestSuppressedDeliveries:
 
     def test_before_anybody_marked_the_server_nothing_is_known(self, subject: Subject) -> None:
         """Whatever a count says: since when, nobody knows."""
-        assert subject.leases.acquire(step(), ANN, LONG).tally.counted_seconds < SHORT
+        assert subject.leases.acquire(step(), ANN, LONG).tally.counted_seconds < LONG
 
 
 class TestRedisLeases:

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_SECONDS = 5
 POOL_SIZE = 4  # Connections of a process: a step holds one for a millisecond at a time.
 POOL_OVERFLOW = 4
 POOL_TIMEOUT_SECONDS = 10.0
-IDLE_SECONDS = 0.1  # A connection that lay in the pool for longer is tried first: no server comes back sooner than that.
+IDLE_SECONDS = 0.1  # A connection that lay in the pool for longer is tried first: no server is back sooner than that.
 _RETURNED_AT = "agentq_returned_at"
 
 SQLITE_BUSY_SECONDS = 30.0  # Writers come one at a time; waiting in this line is no failure.
