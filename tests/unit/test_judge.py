@@ -320,20 +320,21 @@ def test_a_broker_that_is_away_ends_the_pass(stage: Stage, grave: Grave) -> None
     assert grave.reaper.reap() == Reaped(republished=1)
 
 
-def test_a_keeper_that_ends_before_it_publishes_costs_no_longer_wait(
-    stage: Stage, grave: Grave, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class DyingDispatcher(RecordingDispatcher):
+    """Its process ends in the middle of a publish."""
+
+    def publish(self, wakeups: Sequence[Wakeup]) -> None:
+        raise SystemExit
+
+
+def test_a_keeper_that_ends_before_it_publishes_costs_no_longer_wait(stage: Stage, grave: Grave) -> None:
     """Its next one finds the message as lost as before: a step marked first would wait for twice the grace period."""
     run_id = stage.asked(READ)
     stage.change_step(run_id, FIRST_CALL, dispatched_at=datetime.now(UTC) - timedelta(seconds=GRACE_SECONDS + 1))
-
-    def die(wakeups: Sequence[Wakeup]) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as dying:
-        dying.setattr(grave.broker, "publish", die)
-        with pytest.raises(SystemExit):
-            grave.reaper.reap()
+    grave.reaper.dispatcher = DyingDispatcher()
+    with pytest.raises(SystemExit):
+        grave.reaper.reap()
+    grave.reaper.dispatcher = grave.broker
     assert grave.reaper.reap() == Reaped(republished=1)
     assert grave.woken(run_id) == [stage.ref(run_id, FIRST_CALL)]
 
