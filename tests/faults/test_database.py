@@ -35,6 +35,7 @@ def deployment(proxy: PostgresProxy, tmp_path_factory: pytest.TempPathFactory) -
         keeper = KeeperProcess(replace(it.settings, database_url=proxy.url), it.folder)
         it.processes.append(keeper)
         keeper.start()
+        keeper.wait_ready()  # One that begins while the database is away gives up.
         yield it
 
 
