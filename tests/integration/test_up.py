@@ -18,6 +18,7 @@ from agentq import AgentQ, RunStatus
 from agentq.config.settings import Settings
 from tests.support import smoke_agents
 from tests.support.processes import LoggedProcess, descendants, is_alive
+from tests.support.valkey import free_port
 from tests.support.waiting import eventually
 from tests.support.workers import environment
 
@@ -32,11 +33,12 @@ POOL_AND_KEEPER = 2
 def settings(tmp_path: Path) -> Settings:
     """Of a project with one agent, and a port that is free for Flower."""
     shutil.copy(smoke_agents.__file__, tmp_path / "agents_here.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
     return Settings(
-        home=tmp_path / ".agentq", agents=("agents_here",), flower_port=port, tools_concurrency=1, model_concurrency=2
+        home=tmp_path / ".agentq",
+        agents=("agents_here",),
+        flower_port=free_port(),
+        tools_concurrency=1,
+        model_concurrency=2,
     )
 
 
@@ -107,7 +109,7 @@ def test_a_killed_worker_takes_its_pool_and_its_keeper_with_it_and_is_started_ag
 def test_a_second_one_in_the_same_folder_names_the_first(settings: Settings) -> None:
     """Two servers on one data folder destroy it."""
     with running_up(settings) as up:
-        said = refusal(replace(settings, flower_port=settings.flower_port + 1))
+        said = refusal(replace(settings, flower_port=free_port()))
         assert f"pid {up.pid}" in said
         assert str(settings.home) in said
         assert said.count("\n") == 1
